@@ -1,0 +1,300 @@
+"""DFlashDraftModel: the block-diffusion draft, compatible with the published (v1) checkpoints.
+
+The draft is a small Qwen3-like stack without embedding or head: both are the target's. Its queries are the block
+(anchor + masks); its keys and values are [context | block], the context being the target's tapped hidden states of
+every committed position. The mathematics is that of DFlash (arXiv 2602.06036) and its package `dflash` 0.1.0.
+
+Shapes: n new context positions, B block size, D hidden size, k taps, V vocabulary. The batch is always 1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
+
+from .blocks import require
+
+Rotary = tuple[Tensor, Tensor]  # cos and sin, each (1, positions, head_dim)
+RowMap = Callable[[Tensor], Tensor]
+
+_DFLASH2_TENSORS = ("attention_conv", "mlp_conv", "candidate_selector")
+_IS_DFLASH2 = " is a DFlash 2 draft, which is not supported: take a v1 draft, of architecture DFlashDraftModel"
+
+
+class DraftCache:
+    """The context keys and values of one run, one buffer a layer.
+
+    A buffer holds [context | room]. A block's own keys and values are written into the room, so that attention reads
+    one slice, and the next pass overwrites them: only context is ever kept, and nothing has to be rolled back.
+    """
+
+    def __init__(self, n_layers: int) -> None:
+        self._buffers = [torch.empty(2, 1, 0, 0, 0)] * n_layers  # each becomes (2, 1, kv_heads, capacity, head_dim)
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Number of context positions."""
+        return self._length
+
+    def write(self, layer_index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put rows (1, kv_heads, rows, head_dim) behind the context; return keys and values of [context | rows]."""
+        buffer = self._buffers[layer_index]
+        end = self._length + keys.shape[2]
+        if end > buffer.shape[3]:
+            _, kv_heads, _, head_dim = keys.shape
+            grown = keys.new_empty(2, 1, kv_heads, max(end, 2 * buffer.shape[3]), head_dim)
+            if self._length:
+                grown[..., : self._length, :] = buffer[..., : self._length, :]
+            self._buffers[layer_index] = buffer = grown
+        buffer[0, :, :, self._length : end] = keys
+        buffer[1, :, :, self._length : end] = values
+        return buffer[0, :, :, :end], buffer[1, :, :, :end]
+
+    def commit(self, n_positions: int) -> None:
+        """Keep the first n_positions of the rows written last; the rest is room again."""
+        self._length += n_positions
+
+
+class DraftAttention(nn.Module):
+    """Attention of the block over [context | block], with grouped keys and values."""
+
+    def __init__(self, config: Qwen3Config, layer_index: int) -> None:
+        super().__init__()
+        self.layer_index = layer_index
+        self.head_dim = config.head_dim
+        hidden_size, bias, epsilon = config.hidden_size, config.attention_bias, config.rms_norm_eps
+        query_size = config.num_attention_heads * self.head_dim
+        key_size = (config.num_key_value_heads or config.num_attention_heads) * self.head_dim
+        self.q_proj = nn.Linear(hidden_size, query_size, bias=bias)
+        self.k_proj = nn.Linear(hidden_size, key_size, bias=bias)
+        self.v_proj = nn.Linear(hidden_size, key_size, bias=bias)
+        self.o_proj = nn.Linear(query_size, hidden_size, bias=bias)
+        self.q_norm = Qwen3RMSNorm(self.head_dim, epsilon)
+        self.k_norm = Qwen3RMSNorm(self.head_dim, epsilon)
+        is_sliding = _layer_types(config)[layer_index] == "sliding_attention"
+        self.window = config.sliding_window if is_sliding else None
+        self.is_causal = bool(_setting(config, "is_causal", is_sliding))
+
+    def forward(self, hidden: Tensor, context: Tensor, rotary: Rotary, cache: DraftCache) -> Tensor:
+        rows = torch.cat([context, hidden], dim=1)  # projected together: fewer, larger products
+        query = _rotate(self.q_norm(self._heads(self.q_proj(hidden))), rotary)
+        key = _rotate(self.k_norm(self._heads(self.k_proj(rows))), rotary)
+        key, value = cache.write(self.layer_index, key, self._heads(self.v_proj(rows)))
+        attended = F.scaled_dot_product_attention(query, key, value, self._visible(query, key), enable_gqa=True)
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        """(1, rows, heads · head_dim) → (1, heads, rows, head_dim)"""
+        return rows.view(1, rows.shape[1], -1, self.head_dim).transpose(1, 2)
+
+    def _visible(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """Which of [context | block] each block position sees, (B, positions) of bool; None if it is everything."""
+        if not self.is_causal and self.window is None:
+            return None
+        positions = torch.arange(key.shape[2], device=key.device)
+        distance = positions[-query.shape[2] :, None] - positions  # > 0: the key lies before the query
+        visible = distance >= 0 if self.is_causal else torch.ones_like(distance, dtype=torch.bool)
+        return visible if self.window is None else visible & (distance.abs() < self.window)
+
+
+class DraftLayer(nn.Module):
+    """One pre-norm layer: attention over [context | block], then the MLP on the block."""
+
+    def __init__(self, config: Qwen3Config, layer_index: int) -> None:
+        super().__init__()
+        self.self_attn = DraftAttention(config, layer_index)
+        self.mlp = Qwen3MLP(config)
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden: Tensor, context: Tensor, rotary: Rotary, cache: DraftCache) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), context, rotary, cache)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class DFlashDraftModel(PreTrainedModel):
+    """The draft. Built from a config, or read from a checkpoint with `from_pretrained`.
+
+    block_size: what it was trained for, anchor included; other sizes work, larger ones draft poorly.
+    mask_token_id: the target's token that stands for "to be drafted".
+    target_layer_ids: the taps, target layers whose outputs side by side are the target features.
+    Raises ValueError for a config that describes no DFlash v1 draft.
+    """
+
+    config_class = Qwen3Config
+    _no_split_modules = ["DraftLayer"]  # noqa: RUF012
+    _supports_sdpa = True
+
+    def __init__(self, config: Qwen3Config) -> None:
+        _check_config(config, "this config")
+        super().__init__(config)
+        self.block_size = int(_setting(config, "block_size", 16))
+        self.mask_token_id = int(_setting(config, "mask_token_id"))
+        self.target_layer_ids = _taps(config)
+        self.input_embedding_scale = float(_setting(config, "input_embedding_scale", 1.0))
+        self.output_multiplier = float(_setting(config, "output_multiplier", 1.0))
+        self.final_logit_softcapping = float(_setting(config, "final_logit_softcapping", 0.0))  # 0: none
+
+        self.layers = nn.ModuleList([DraftLayer(config, i) for i in range(config.num_hidden_layers)])
+        self.fc = nn.Linear(len(self.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = Qwen3RotaryEmbedding(config)
+        self.post_init()
+
+    def new_cache(self) -> DraftCache:
+        """An empty context cache: one a run, never shared."""
+        return DraftCache(len(self.layers))
+
+    def forward(self, *, target_features: Tensor, noise_embedding: Tensor, cache: DraftCache) -> Tensor:
+        """Hidden states (1, B, D) of one block.
+
+        target_features: (1, n, k·D), kept as the context positions cache.length … cache.length + n - 1.
+        noise_embedding: (1, B, D), the block, which follows them and is not kept.
+        """
+        n_new, hidden = target_features.shape[1], noise_embedding
+        positions = torch.arange(cache.length, cache.length + n_new + hidden.shape[1], device=hidden.device)
+        rotary = self.rotary_emb(hidden, positions[None])
+        context = self.hidden_norm(self.fc(target_features))
+        for layer in self.layers:
+            hidden = layer(hidden, context, rotary, cache)
+        cache.commit(n_new)
+        return self.norm(hidden)
+
+    @torch.no_grad()
+    def propose(
+        self, cache: DraftCache, target_features: Tensor, anchor: Tensor, block_size: int, embed: RowMap, head: RowMap
+    ) -> Tensor:
+        """Draft one block: logits (1, B - 1, V) of the positions after the anchor, in one pass.
+
+        cache: this run's; it grows by the n positions of target_features.
+        target_features: (1, n, k·D), of what was committed since the last call (at first the prompt), anchor excluded.
+        anchor: (1, 1), the last known token.
+        block_size: B ≥ 1, anchor included; may differ from the trained one.
+        embed, head: the target's. ids → rows of its embedding matrix, unscaled; hidden states → logits.
+        Raises ValueError if block_size < 1 or the features do not have the shape that the draft's taps need.
+        """
+        require(block_size >= 1, f"block_size counts the anchor and must be at least 1, not {block_size}")
+        require(
+            target_features.ndim == 3 and target_features.shape[::2] == (1, self.fc.in_features),
+            f"target_features must have shape (1, n, {self.fc.in_features}), not {tuple(target_features.shape)}: "
+            f"layers {self.target_layer_ids} of a target of hidden size {self.config.hidden_size}, side by side",
+        )
+        ids = torch.full((1, block_size), self.mask_token_id, device=target_features.device)
+        ids[:, :1] = anchor
+        embedding = embed(ids)
+        noise = embedding.to(self.dtype) * self.input_embedding_scale
+        hidden = self(target_features=target_features.to(self.dtype), noise_embedding=noise, cache=cache)
+        logits = head(hidden[:, 1:].to(embedding.dtype)) * self.output_multiplier
+        cap = self.final_logit_softcapping
+        return torch.tanh(logits / cap) * cap if cap > 0 else logits
+
+    def spec_generate(
+        self,
+        target: Any,
+        input_ids: Tensor,
+        max_new_tokens: int,
+        stop_token_ids: Collection[int] | None,
+        temperature: float = 0.0,
+        **options: Any,
+    ) -> Tensor:
+        """Token ids (1, prompt + new). Options are those of `dflash_generate`, which also gives the blocks."""
+        from .generate import dflash_generate  # here, so that the model can be used without the loop
+
+        options |= {"max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids, "temperature": temperature}
+        generation = dflash_generate(self, target, input_ids, **options)
+        return torch.cat([input_ids, input_ids.new_tensor([generation.token_ids])], dim=1)
+
+    @classmethod
+    def from_pretrained(
+        cls, path_or_hub_id: str | os.PathLike[str], *, dtype: str | torch.dtype = "auto", **kwargs: Any
+    ) -> DFlashDraftModel:
+        """Read a published checkpoint (safetensors only), in eval mode. No weight is ever left at random.
+
+        dtype: "auto" keeps the checkpoint's own.
+        kwargs: transformers' (device_map, revision, token, cache_dir, …). trust_remote_code is accepted, because the
+        published examples pass it, and ignored: no remote code is run.
+        Raises ValueError if there is no checkpoint, it is no DFlash v1 draft, or its tensors do not fit its config.
+        """
+        kwargs.pop("trust_remote_code", None)
+        name = os.fspath(path_or_hub_id)
+        try:
+            fields, _ = PreTrainedConfig.get_config_dict(name, **kwargs)
+            require(bool(fields), f"{name} has no config.json: it is not a DFlash draft")
+            _check_config(fields, name)
+            if "sliding_attention" in (fields.get("layer_types") or ()) and fields.get("sliding_window"):
+                fields["use_sliding_window"] = True  # without it Qwen3Config drops the window these layers need
+            # Tensors of another shape are passed over here, to be reported below with the missing and unexpected ones.
+            kwargs |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+            loaded: Any = super().from_pretrained(name, config=Qwen3Config.from_dict(fields), dtype=dtype, **kwargs)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{name} has no readable config.json and safetensors weights: {error}") from error
+        model, info = loaded
+        _check_tensors(model, info, name)
+        return model
+
+
+def _rotate(heads: Tensor, rotary: Rotary) -> Tensor:
+    """Rotary position embedding, for the last of the positions that `rotary` covers."""
+    cos, sin = (part[:, None, -heads.shape[2] :] for part in rotary)
+    return heads * cos + rotate_half(heads) * sin
+
+
+def _setting(config: Qwen3Config | dict[str, Any], name: str, default: Any = None) -> Any:
+    """A DFlash setting: inside dflash_config or at the top level. null counts as absent."""
+    fields = config if isinstance(config, dict) else vars(config)
+    found = (source.get(name) for source in (fields.get("dflash_config") or {}, fields))
+    return next((value for value in found if value is not None), default)
+
+
+def _layer_types(config: Qwen3Config) -> list[str]:
+    types = config.layer_types or ["full_attention"] * config.num_hidden_layers
+    unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
+    require(not unknown, f"layer_types has {unknown}, but a draft has full_attention and sliding_attention layers only")
+    has_window = config.sliding_window is not None or "sliding_attention" not in types
+    require(has_window, "sliding_attention layers need sliding_window in the config, with use_sliding_window true")
+    return types
+
+
+def _taps(config: Qwen3Config) -> list[int]:
+    """Indices of the tapped target layers; by default one a draft layer, evenly from the 2nd to the 3rd last."""
+    taps = _setting(config, "target_layer_ids")
+    if taps is not None:
+        return [int(tap) for tap in taps]
+    n_target, n_taps = _setting(config, "num_target_layers"), config.num_hidden_layers
+    require(n_target is not None, "the config needs target_layer_ids, or num_target_layers to derive them from")
+    return [round(1 + i * (n_target - 4) / (n_taps - 1)) for i in range(n_taps)] if n_taps > 1 else [n_target // 2]
+
+
+def _check_config(config: Qwen3Config | dict[str, Any], name: str) -> None:
+    architectures = _setting(config, "architectures", [])
+    is_dflash2 = any(_setting(config, key) is not None for key in ("conv_kernel_size", "selector_rank"))
+    require(not is_dflash2 and not any("DFlash2" in each for each in architectures), name + _IS_DFLASH2)
+    require(
+        _setting(config, "mask_token_id") is not None,
+        f"{name} is not a DFlash draft: its config (architectures {architectures}) has no mask_token_id. "
+        'A draft\'s config.json has "dflash_config": {"mask_token_id": …, "target_layer_ids": […]}',
+    )
+
+
+def _check_tensors(model: DFlashDraftModel, info: dict[str, Any], name: str) -> None:
+    require(not any(part in key for key in info["unexpected_keys"] for part in _DFLASH2_TENSORS), name + _IS_DFLASH2)
+    reshaped = [f"{key} {tuple(found)} instead of {tuple(right)}" for key, found, right in info["mismatched_keys"]]
+    faults = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of a wrong shape": reshaped}
+    listed = "; ".join(f"{len(keys)} {fault}: {', '.join(sorted(keys)[:3])}" for fault, keys in faults.items() if keys)
+    layer = "self_attn.{q,k,v,o}_proj, self_attn.{q,k}_norm, mlp.{gate,up,down}_proj, {input,post_attention}_layernorm"
+    require(
+        not listed,
+        f"the tensors of {name} do not fit its config.json ({listed}). A fitting checkpoint has "
+        f"{len(model.state_dict())}: fc {tuple(model.fc.weight.shape)}, hidden_norm, norm, and in each of "
+        f"{len(model.layers)} layers {layer}",
+    )

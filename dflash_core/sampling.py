@@ -1,0 +1,106 @@
+"""From logits to probabilities to tokens, and the randomness of a run.
+
+All randomness of the loop comes from `Randomness`: one seed gives independent streams, each indexed by absolute token
+position and never consumed in loop order. So the same seed gives the same text on every run, and where the emitted token is
+always the target's own draw, the same text for every block size and every draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Uniform numbers in [0, 1) for N blocks with γ drafted tokens each, one independent stream for each purpose.
+
+    draft, accept: (N, γ), for positions start + 1 … start + γ. target, residual: (N, γ + 1), one position further.
+    """
+
+    target: Tensor
+    draft: Tensor
+    accept: Tensor
+    residual: Tensor
+
+
+class Randomness:
+    """The uniform numbers of a run, keyed by (seed, absolute position, stream).
+
+    The generator is Philox 4×64 (Salmon et al. 2011), which turns a counter into four independent 64-bit words: the seed is
+    its key, the position its counter, and each stream one of the words.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._key = np.array([seed, 0], dtype=np.uint64)
+        self._device = device
+
+    def draws(self, start: int, n_drafted: int) -> Draws:
+        """The numbers for one block with its anchor at `start` and γ = `n_drafted`; N = 1."""
+        positions = n_drafted + 1
+        words = np.random.Philox(key=self._key, counter=[start + 1, 0, 0, 0]).random_raw(4 * positions)
+        # The upper 24 bits: exact in float32, which is all that mps has.
+        uniforms = (words.reshape(positions, 4) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+        target, draft, accept, residual = torch.from_numpy(uniforms).to(self._device).T[:, None]
+        return Draws(target, draft[:, :-1], accept[:, :-1], residual)
+
+
+def probabilities(logits: Tensor, *, temperature: float, top_p: float = 1.0, top_k: int = 0) -> Tensor:
+    """The distribution that tokens are drawn from: softmax(logits / temperature), then top-k, then top-p.
+
+    logits: (…, V), any float type, may contain −inf. Returns (…, V) in float32, each row summing to 1.
+    Below a temperature of 1e-5 each row is one-hot at its argmax (the first, if there are several).
+    top_k keeps the k largest; top_p keeps the smallest set of largest probabilities that reaches top_p.
+    """
+    if temperature < GREEDY_BELOW:
+        return torch.zeros(logits.shape, dtype=torch.float32, device=logits.device).scatter_(
+            -1, logits.argmax(-1, keepdim=True), 1.0
+        )
+    scores = logits.float()
+    # The largest score is moved to 0 before the division: a tiny temperature must not overflow.
+    scores = (scores - scores.amax(-1, keepdim=True)) / temperature
+    if 0 < top_k < scores.shape[-1]:
+        kept, indices = scores.topk(top_k, dim=-1)
+        probs = torch.zeros_like(scores).scatter_(-1, indices, kept.softmax(-1))
+    else:
+        probs = scores.softmax(-1)
+    if top_p < 1.0:
+        ordered, order = probs.sort(dim=-1, descending=True)
+        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0.0
+        probs = torch.zeros_like(probs).scatter_(-1, order, ordered / ordered.sum(-1, keepdim=True))
+    return probs
+
+
+def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Inverse-CDF draws: the first token whose cumulated weight exceeds uniform × total.
+
+    probs: (…, V) weights of 0 or more, each row with a positive sum. uniforms: (…) in [0, 1). Returns ids (…).
+    Never returns a token of weight 0.
+    """
+    # float32 would round the tail of a large vocabulary away; mps has no float64.
+    wide = torch.float32 if probs.device.type == "mps" else torch.float64
+    cumulated = probs.to(wide).cumsum(-1)
+    total = cumulated[..., -1:]
+    threshold = torch.minimum(uniforms.to(wide)[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulated, threshold, right=True)[..., 0]
+
+
+def sample(logits: Tensor, temperature: float = 0.0, *, top_p: float = 1.0, top_k: int = 0) -> Tensor:
+    """One draw for every row: `argmax` below a temperature of 1e-5, else from softmax(logits / temperature) in float32.
+
+    logits: (…, V). Returns ids of shape (…). Uses torch's global random state.
+    """
+    if temperature < GREEDY_BELOW:
+        return logits.argmax(-1)
+    probs = probabilities(logits, temperature=temperature, top_p=top_p, top_k=top_k)
+    return draw(probs, torch.rand(probs.shape[:-1], device=probs.device))
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """Shannon entropy in nats of each row of probs (…, V)."""
+    return torch.special.entr(probs).sum(-1)

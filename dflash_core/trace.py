@@ -1,0 +1,151 @@
+"""Runs as JSONL files: one header line, then one line for each block. Reading validates everything."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from .blocks import Block, Generation, JudgedToken, SamplingParams, is_number
+
+FORMAT = "dflash-trace"
+VERSION = 1
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read; the message names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recorded run.
+
+    about: what a reader needs beside the numbers, such as pair, device, dtype, date and versions; JSON values.
+    texts: for each block, how it was shown: a list of JSON objects that this module stores and returns unread.
+    """
+
+    generation: Generation
+    about: dict[str, Any]
+    texts: tuple[Any, ...]
+
+
+def dump_trace(trace: Trace) -> str:
+    """The trace as JSONL text."""
+    generation = trace.generation
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "about": trace.about,
+        "params": dataclasses.asdict(generation.params),
+        "block_size": generation.block_size,
+        "prompt_ids": generation.prompt_ids,
+    }
+    lines = [header]
+    for block, text in zip(generation.blocks, trace.texts, strict=True):
+        lines.append({"block": block.to_dict(), "text": text})
+    return "".join(json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n" for line in lines)
+
+
+def parse_trace(text: str) -> Trace:
+    """Reads what `dump_trace` wrote. Raises TraceError, naming the line, for anything else."""
+    lines = text.splitlines() if "\n" in text else [text]
+    header = _object(lines[0] if lines else "", 1)
+    _check(header.get("format") == FORMAT, 1, f'not a DFlash Lab trace: "format" must be "{FORMAT}"')
+    version = header.get("version")
+    _check(version == VERSION, 1, f"trace version {version!r} cannot be read; this program reads version {VERSION}")
+    _check(isinstance(header.get("about"), dict), 1, '"about" must be an object')
+    prompt_ids = _ids(header.get("prompt_ids"), 1, "prompt_ids")
+    block_size: Any = header.get("block_size")
+    _check(_whole(block_size) and block_size >= 1, 1, '"block_size" must be a whole number of 1 or more')
+    params = _build(SamplingParams, header.get("params"), 1, "params")
+    blocks: list[Block] = []
+    texts: list[Any] = []
+    for number, line in enumerate(lines[1:], start=2):
+        entry = _object(line, number)
+        block = _block(entry.get("block"), number, block_size)
+        _check(block.index == len(blocks), number, f"block index {block.index} where {len(blocks)} was due")
+        expected = blocks[-1].start + len(blocks[-1].emitted) if blocks else len(prompt_ids) - 1
+        _check(block.start == expected, number, f"block starts at {block.start} where {expected} was due")
+        blocks.append(block)
+        texts.append(entry.get("text"))
+    generation = Generation(prompt_ids, params, block_size, tuple(blocks))
+    return Trace(generation, header["about"], tuple(texts))
+
+
+def _block(value: Any, line: int, block_size: int) -> Block:
+    _check(isinstance(value, dict), line, '"block" must be an object')
+    values = dict(value)
+    drafted, emitted = _ids(values.get("drafted"), line, "drafted"), _ids(values.get("emitted"), line, "emitted")
+    judged: Any = values.get("judged")
+    _check(isinstance(judged, list), line, '"judged" must be a list')
+    tokens = []
+    for entry in judged:
+        _check(isinstance(entry, dict) and isinstance(entry.get("table", []), list), line, '"judged" has a malformed entry')
+        numbers = [v for k, v in entry.items() if k != "table"]
+        rows = entry.get("table", [])
+        _check(
+            all(is_number(v) for v in numbers)
+            and all(isinstance(row, list) and len(row) == 3 and all(is_number(v) for v in row) for row in rows),
+            line,
+            '"judged" must hold finite numbers',
+        )
+        tokens.append(_build(JudgedToken, {**entry, "table": tuple((int(t), p, q) for t, p, q in rows)}, line, "judged"))
+    block = _build(Block, {**values, "drafted": drafted, "emitted": emitted, "judged": tuple(tokens)}, line, "block")
+    whole = (block.index, block.start, block.anchor, block.n_accepted, block.next_token)
+    seconds = (block.draft_seconds, block.verify_seconds, block.other_seconds)
+    _check(
+        all(_whole(v) and v >= 0 for v in whole),
+        line,
+        "index, start, anchor, n_accepted and next_token must be whole numbers",
+    )
+    _check(all(is_number(v) and v >= 0 for v in seconds), line, "seconds must be numbers of 0 or more")
+    _check(len(drafted) < block_size, line, f"{len(drafted)} drafted tokens do not fit into block size {block_size}")
+    _check(block.n_accepted <= len(drafted), line, "more tokens accepted than drafted")
+    kind = "resampled" if block.n_accepted < len(drafted) else "bonus"
+    _check(block.next_kind == kind, line, f'next_kind must be "{kind}" here')
+    _check(block.finish_reason in (None, "stop", "length"), line, 'finish_reason must be null, "stop" or "length"')
+    candidates = (*drafted[: block.n_accepted], block.next_token)
+    _check(len(emitted) > 0 and emitted == candidates[: len(emitted)], line, "emitted does not follow from the verdict")
+    _check(not tokens or len(tokens) == min(block.n_accepted + 1, len(drafted)), line, "judged has the wrong length")
+    _check(block.next_target_prob is None or is_number(block.next_target_prob), line, "next_target_prob must be a number")
+    return block
+
+
+def _object(text: str, line: int) -> dict[str, Any]:
+    try:
+        value = json.loads(text, parse_constant=lambda name: _fail(line, f"{name} is not a JSON number"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise TraceError(f"line {line}: not valid JSON") from error
+    _check(isinstance(value, dict), line, "must be a JSON object")
+    return dict(value)
+
+
+def _ids(value: Any, line: int, name: str) -> tuple[int, ...]:
+    _check(
+        isinstance(value, list) and all(_whole(v) and v >= 0 for v in value),
+        line,
+        f'"{name}" must be a list of token ids',
+    )
+    return tuple(value)
+
+
+def _build(kind: type, values: Any, line: int, name: str) -> Any:
+    _check(isinstance(values, dict), line, f'"{name}" must be an object')
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise TraceError(f'line {line}: "{name}" is malformed: {error}') from error
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check(condition: bool, line: int, message: str) -> None:
+    if not condition:
+        _fail(line, message)
+
+
+def _fail(line: int, message: str) -> None:
+    raise TraceError(f"line {line}: {message}")

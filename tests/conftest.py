@@ -1,0 +1,110 @@
+"""What the tests share: tiny pairs, hostile drafts, and the chi-square test."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from dflash_core.draft_model import DFlashDraftModel
+
+torch.set_num_threads(1)  # tiny models; more threads only wait for each other
+
+# The suite makes fewer than 1,000 chi-square tests: below 1e-9 each, all of them together raise a false alarm once in a
+# million runs.
+FALSE_ALARM = 1e-9
+
+VOCAB = 97
+MASK = 3
+
+
+@functools.cache
+def tiny_target(kind: str, seed: int = 0) -> PreTrainedModel:
+    """A random Llama or Qwen3 of about 30,000 parameters in float32."""
+    torch.manual_seed(seed)
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        # Large weights: the next token then depends strongly on the context, and a fault in the cache shows.
+        "initializer_range": 0.4,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**shape)) if kind == "llama" else Qwen3ForCausalLM(Qwen3Config(**shape))
+    return model.eval()
+
+
+def tiny_draft(seed: int = 0, **changes: Any) -> DFlashDraftModel:
+    """A random draft that fits `tiny_target`."""
+    torch.manual_seed(seed)
+    config: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.4,
+        "num_target_layers": 4,
+        "block_size": 8,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 2]},
+    }
+    return DFlashDraftModel(Qwen3Config(**{**config, **changes})).eval()
+
+
+class OracleDraft:
+    """Drafts what it is told to: `choose(position)` gives the id for an absolute position; used to force any verdict."""
+
+    block_size = 8
+
+    def __init__(self, choose: Callable[[int], int], vocab_size: int = VOCAB, taps: tuple[int, ...] = (0,)) -> None:
+        self.choose, self.vocab_size, self.target_layer_ids = choose, vocab_size, list(taps)
+        self.calls = 0
+
+    def new_cache(self) -> list[int]:
+        self.calls += 1
+        return []
+
+    def propose(
+        self, cache: list[int], target_features: Tensor, anchor: Tensor, block_size: int, embed: Any, head: Any
+    ) -> Tensor:
+        cache.append(target_features.shape[1])
+        start = sum(cache)
+        ids = torch.tensor([self.choose(start + i) for i in range(1, block_size)])
+        return 50.0 * torch.nn.functional.one_hot(ids, self.vocab_size).float()[None]
+
+
+def chi_square_p_value(counts: np.ndarray, probs: np.ndarray) -> float:
+    """Pearson's test of counts against probs; outcomes expected fewer than 5 times are pooled. 0 if the impossible came up."""
+    expected = probs * counts.sum()
+    if counts[probs <= 0].sum() > 0:
+        return 0.0
+    small = expected < 5
+    observed, expected = (np.append(v[~small], v[small].sum()) for v in (counts, expected))
+    observed, expected = observed[expected > 0], expected[expected > 0]
+    return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue) if len(observed) > 1 else 1.0
+
+
+@pytest.fixture(scope="session", params=["llama", "qwen3"])
+def target(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return tiny_target(request.param)
+
+
+@pytest.fixture(scope="session")
+def draft() -> DFlashDraftModel:
+    return tiny_draft()

@@ -1,0 +1,158 @@
+"""The rules against the mathematics: the emitted law is p, and acceptance is its closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dflash_core.sampling import Draws, draw, probabilities
+from dflash_core.verify import RULES
+
+from .conftest import FALSE_ALARM, chi_square_p_value
+
+N = 60_000
+GAMMA = 2
+V = 5
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.4},
+    {"temperature": 2.0},
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_k": 3},
+    {"temperature": 1.0, "top_p": 0.7},
+    {"temperature": 0.8, "top_k": 4, "top_p": 0.9},
+    {"temperature": 1.0, "draft_temperature": 0.3},
+    {"temperature": 0.6, "draft_temperature": 1.5},
+    {"temperature": 1.0, "draft_temperature": 0.0},
+    {"temperature": 0.0, "draft_temperature": 1.0},
+]
+
+
+def distributions(setting: dict[str, Any], seed: int = 1) -> tuple[Tensor, Tensor]:
+    """p (1, γ + 1, V) and q (1, γ, V) from random logits."""
+    options = dict(setting)
+    draft_temperature = options.pop("draft_temperature", options["temperature"])
+    generator = torch.Generator().manual_seed(seed)
+    p = probabilities(1.5 * torch.randn(1, GAMMA + 1, V, generator=generator), **options)
+    q = probabilities(1.5 * torch.randn(1, GAMMA, V, generator=generator), **{**options, "temperature": draft_temperature})
+    return p, q
+
+
+def random_draws(n: int, n_drafted: int, seed: int = 2) -> Draws:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (n, n_drafted + 1), (n, n_drafted), (n, n_drafted), (n, n_drafted + 1)
+    return Draws(*(torch.rand(shape, generator=generator) for shape in shapes))
+
+
+def sequences(key: str, p: Tensor, q: Tensor, n: int = N) -> tuple[Tensor, Tensor, Tensor]:
+    """n verifications: the first γ + 1 output tokens (what a block leaves open drawn from p), n_accepted, drafted."""
+    draws = random_draws(n, GAMMA)
+    p, q = p.expand(n, -1, -1), q.expand(n, -1, -1)
+    drafted = RULES[key].propose(q, draws)
+    verdict = RULES[key].judge(p, q, drafted, draws)
+    fresh = draw(p, torch.rand(n, GAMMA + 1, generator=torch.Generator().manual_seed(3)))
+    position = torch.arange(GAMMA + 1)
+    output = torch.where(position < verdict.n_accepted[:, None], torch.cat([drafted, fresh[:, -1:]], 1), fresh)
+    output = torch.where(position == verdict.n_accepted[:, None], verdict.next_token[:, None], output)
+    return output, verdict.n_accepted, drafted
+
+
+def joint_law(p: Tensor) -> np.ndarray:
+    law = p[0, 0]
+    for row in p[0, 1:]:
+        law = (law[:, None] * row).flatten()
+    return law.double().numpy()
+
+
+def counts_of(output: Tensor) -> np.ndarray:
+    code = sum(output[:, i] * V ** (output.shape[1] - 1 - i) for i in range(output.shape[1]))
+    return np.bincount(code.numpy(), minlength=V ** output.shape[1])
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("key", RULES)
+def test_emitted_tokens_follow_the_target(key: str, setting: dict[str, Any]) -> None:
+    p, q = distributions(setting)
+    output, _, _ = sequences(key, p, q)
+    assert chi_square_p_value(counts_of(output), joint_law(p)) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("key", RULES)
+def test_measured_acceptance_is_the_closed_form(key: str, setting: dict[str, Any]) -> None:
+    p, q = distributions(setting)
+    _, n_accepted, _ = sequences(key, p, q)
+    alpha = RULES[key].acceptance(p[0, :-1], q[0]).double().numpy().clip(0, 1)
+    law = np.array([1 - alpha[0], alpha[0] * (1 - alpha[1]), alpha[0] * alpha[1]])
+    assert chi_square_p_value(np.bincount(n_accepted.numpy(), minlength=3), law.clip(0)) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("key", RULES)
+def test_acceptance_of_a_given_token(key: str) -> None:
+    """accept_probs is the probability of keeping x given x: counted over the draws that proposed this x."""
+    p, q = distributions({"temperature": 1.0})
+    _, n_accepted, drafted = sequences(key, p, q)
+    draws = random_draws(N, GAMMA)
+    accept_probs = RULES[key].judge(p.expand(N, -1, -1), q.expand(N, -1, -1), drafted, draws).accept_probs[:, 0]
+    for token in drafted[:, 0].unique():
+        mine = drafted[:, 0] == token
+        expected = float(accept_probs[mine][0])
+        kept = int((n_accepted[mine] >= 1).sum())
+        law = np.array([expected, 1 - expected])
+        assert chi_square_p_value(np.array([kept, int(mine.sum()) - kept]), law) > FALSE_ALARM
+
+
+def test_the_test_catches_a_biased_rule() -> None:
+    """Two classic faults: a greedy draft judged by the soft q, and the rejected token redrawn from p instead of (p − q)₊."""
+    p, q = distributions({"temperature": 1.0})
+    draws = random_draws(N, GAMMA)
+    p, q = p.expand(N, -1, -1), q.expand(N, -1, -1)
+    greedy = RULES["greedy-match"].propose(q, draws)
+    verdict = RULES["speculative"].judge(p, q, greedy, draws)
+    first = torch.where(verdict.n_accepted > 0, greedy[:, 0], verdict.next_token)
+    assert chi_square_p_value(np.bincount(first.numpy(), minlength=V), p[0, 0].double().numpy()) < FALSE_ALARM
+
+    drafted = RULES["speculative"].propose(q, draws)
+    verdict = RULES["speculative"].judge(p, q, drafted, draws)
+    from_p = draw(p[:, 0], draws.residual[:, 0])
+    first = torch.where(verdict.n_accepted > 0, drafted[:, 0], from_p)
+    assert chi_square_p_value(np.bincount(first.numpy(), minlength=V), p[0, 0].double().numpy()) < FALSE_ALARM
+
+
+def test_orderings_of_the_closed_forms() -> None:
+    """match ≤ speculative always; match ≤ greedy-match when both argmaxes agree (design: section 4)."""
+    generator = torch.Generator().manual_seed(5)
+    p = (2 * torch.randn(5000, 7, generator=generator)).softmax(-1)
+    q = (2 * torch.randn(5000, 7, generator=generator)).softmax(-1)
+    match, greedy, speculative = (RULES[key].acceptance(p, q) for key in ("match", "greedy-match", "speculative"))
+    assert bool((match <= speculative + 1e-6).all())
+    agree = p.argmax(-1) == q.argmax(-1)
+    assert bool((match[agree] <= greedy[agree] + 1e-6).all())
+    assert bool((greedy > speculative + 1e-3).any()) and bool((speculative > greedy + 1e-3).any())
+
+
+@pytest.mark.parametrize("key", RULES)
+def test_identical_and_disjoint_distributions(key: str) -> None:
+    draws = random_draws(500, GAMMA)
+    same = torch.full((500, GAMMA + 1, V), 1 / V)
+    verdict = RULES[key].judge(same, same[:, :-1], RULES[key].propose(same[:, :-1], draws), draws)
+    if key == "speculative":
+        assert bool((verdict.n_accepted == GAMMA).all())
+    left = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]).expand(500, GAMMA + 1, V)
+    right = torch.tensor([0.0, 0.0, 0.2, 0.3, 0.5]).expand(500, GAMMA, V)
+    verdict = RULES[key].judge(left, right, RULES[key].propose(right, draws), draws)
+    assert bool((verdict.n_accepted == 0).all()) and bool((verdict.next_token < 2).all())
+    assert bool((verdict.accept_probs == 0).all())
+
+
+def test_residual_that_vanishes_draws_from_p() -> None:
+    """p < q by rounding only, and still rejected: the residual sums to 0, and the draw must come from p."""
+    p = torch.tensor([[[0.25, 0.75], [0.5, 0.5]]])
+    draws = Draws(*(torch.full(shape, 0.999) for shape in ((1, 2), (1, 1), (1, 1), (1, 2))))
+    verdict = RULES["speculative"].judge(p, torch.tensor([[[0.26, 0.75]]]), torch.tensor([[0]]), draws)
+    assert int(verdict.n_accepted) == 0 and int(verdict.next_token) == 1
