@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 NextKind = Literal["resampled", "bonus"]
 FinishReason = Literal["stop", "length"]
@@ -17,7 +17,7 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """A real, finite number; a bool is not one."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 

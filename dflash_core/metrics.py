@@ -97,7 +97,7 @@ class RunningMetrics:
 
     def __init__(self, block_size: int) -> None:
         self._n_drafted = block_size - 1
-        self._n_tokens = self._target_passes = self._n_cut = 0
+        self.n_tokens = self._target_passes = self._n_cut = 0
         self._lengths = [0] * block_size
         self._accepted_at = [0] * self._n_drafted
         self._judged_at = [0] * self._n_drafted
@@ -123,15 +123,15 @@ class RunningMetrics:
             self._seconds[i] += seconds
 
     def _add_token(self, token: int) -> None:
-        self._n_tokens += 1
+        self.n_tokens += 1
         self._recent = [*self._recent, token][-REPEAT_WINDOW:]
         if len(self._recent) < REPEAT_WINDOW:
             return
         phrase = tuple(self._recent)
         if phrase in self._seen:
-            fresh_from = max(self._repeated_until, self._n_tokens - REPEAT_WINDOW)
-            self._repeated += self._n_tokens - fresh_from
-            self._repeated_until = self._n_tokens
+            fresh_from = max(self._repeated_until, self.n_tokens - REPEAT_WINDOW)
+            self._repeated += self.n_tokens - fresh_from
+            self._repeated_until = self.n_tokens
         self._seen.add(phrase)
 
     @property
@@ -153,9 +153,9 @@ class RunningMetrics:
         return RunStats(
             n_blocks=n_blocks,
             n_cut=self._n_cut,
-            n_tokens=self._n_tokens,
+            n_tokens=self.n_tokens,
             target_passes=self._target_passes,
-            passes_saved=self._n_tokens - self._target_passes,
+            passes_saved=self.n_tokens - self._target_passes,
             tau=tau,
             tau_low=tau_low,
             tau_high=tau_high,
@@ -173,7 +173,7 @@ class RunningMetrics:
             lengths=tuple(self._lengths),
             lengths_expected=expected,
             positions=tuple(self._positions()),
-            repeated_share=self._repeated / self._n_tokens if self._n_tokens else 0.0,
+            repeated_share=self._repeated / self.n_tokens if self.n_tokens else 0.0,
         )
 
     def _tau_interval(self) -> tuple[float, float] | tuple[None, None]:

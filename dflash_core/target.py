@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -62,6 +63,9 @@ class TransformersTarget:
         assert isinstance(embedding, Tensor)
         self._embedding = embedding
         self._head = model.get_output_embeddings()
+        # The cache's argument has a new name since transformers 5.2x, and the old one warns there.
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
 
     @property
     def device(self) -> torch.device:
@@ -81,7 +85,7 @@ class TransformersTarget:
                 self.roll_back(cache, cache.get_seq_length())  # lets sliding-window layers drop what they no longer need
             output = self.model(
                 chunk,
-                cache=cache,
+                **{self._cache_argument: cache},
                 use_cache=True,
                 logits_to_keep=1 if last_only else 0,
                 output_hidden_states=bool(taps),

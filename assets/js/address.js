@@ -1,0 +1,10 @@
+([names, maxPrompt], values) => {
+  // The address carries every control, so that a link gives the run again. Foreign parameters stay.
+  const query = new URLSearchParams(location.search);
+  names.forEach((name, i) => {
+    const value = typeof values[i] === "boolean" ? Number(values[i]) : values[i];
+    if (value === null || value === undefined || (name === "prompt" && value.length > maxPrompt)) query.delete(name);
+    else query.set(name, value);
+  });
+  history.replaceState(history.state, "", `${location.pathname}?${query}${location.hash}`);
+}

@@ -1,0 +1,115 @@
+"""The pair that is loaded, and the loop on the device: locally in this process, on a ZeroGPU Space in one of its workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import torch
+
+from dflash_core.blocks import Block, SamplingParams
+from dflash_core.generate import iter_blocks
+from dflash_core.pairs import Pair
+from dflash_core.weights import Progress
+
+from .runs import TABLE_SIZE
+
+try:
+    from spaces import GPU
+except ImportError:  # anywhere but on a ZeroGPU Space
+
+    def GPU(duration: Any) -> Callable[[Any], Any]:  # noqa: N802 - stands in for spaces.GPU
+        return lambda function: function
+
+
+POLL_SECONDS = 0.25
+LoadPair = Callable[[str, Callable[[Progress], None]], Pair]
+
+
+class Shelf:
+    """Holds one loaded pair at a time; loads in a thread of its own, so that whoever waits can be told how far it is."""
+
+    def __init__(self, load: LoadPair, name: str) -> None:
+        """load: does the loading. name: the pair that a visitor gets without asking."""
+        self._load = load
+        self.name = name
+        self.pair: Pair | None = None
+        self.progress: Progress | None = None
+        self._loaded = self._loading = ""
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def preload(self) -> None:
+        """Starts loading the default pair in the background."""
+        self._begin(self.name)
+
+    def load_now(self) -> None:
+        """Loads the default pair before returning: a ZeroGPU Space must have it before the page is launched."""
+        self._work(self.name)
+        if self._error:
+            raise self._error
+
+    def steps(self, name: str) -> Iterator[Pair | dict[str, Any]]:
+        """Yields how the loading goes, then the pair. Raises what the loading raised."""
+        while (pair := self.pair) is None or self._loaded != name:
+            self._begin(name)
+            thread = self._thread
+            assert thread is not None
+            thread.join(POLL_SECONDS)
+            if not thread.is_alive() and self._loading == name and self._error:
+                raise self._error
+            progress = self.progress or Progress("Preparing", None, None)
+            yield {"phase": progress.phase, "fraction": progress.fraction, "seconds_left": progress.seconds_left}
+        yield pair
+
+    def _begin(self, name: str) -> None:
+        with self._lock:
+            if (self._thread and self._thread.is_alive()) or self._loaded == name:
+                return
+            self._loading, self._error = name, None
+            self._thread = threading.Thread(target=self._work, args=(name,), daemon=True, name=f"load {name}")
+            self._thread.start()
+
+    def _work(self, name: str) -> None:
+        # The old pair goes first: two large ones may not fit.
+        self.pair, self._loaded = None, ""
+
+        def report(progress: Progress) -> None:
+            self.progress = progress
+
+        try:
+            self.pair = self._load(name, report)
+            self._loaded = name
+        except Exception as error:  # told to whoever asks for the pair
+            self._error = error
+        finally:
+            self.progress = None
+
+
+def make_decode(shelf: Shelf) -> Callable[[list[int], SamplingParams, int, int], Iterator[Block]]:
+    """The loop over the shelf's pair, as the device runs it. Plain values in, plain values out: it may be in another process."""
+
+    def decode(
+        prompt_ids: list[int], params: SamplingParams, block_size: int, max_new_tokens: int
+    ) -> Generator[Block, None, None]:
+        pair = shelf.pair
+        assert pair is not None
+        yield from iter_blocks(
+            pair.draft if block_size > 1 else None,
+            pair.target,
+            torch.tensor([prompt_ids]),
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=pair.stop_token_ids,
+            block_size=block_size,
+            params=params,
+            table_size=TABLE_SIZE,
+        )
+
+    return GPU(duration=_gpu_seconds)(decode)
+
+
+def _gpu_seconds(prompt_ids: list[int], params: SamplingParams, block_size: int, max_new_tokens: int) -> int:
+    """What a run is expected to need of a shared GPU, in seconds: shorter requests wait less."""
+    return min(120, 15 + max_new_tokens // 20)

@@ -1,0 +1,26 @@
+"""Remarks on a run that a reader of its figures must know. Their texts are in assets/text.json."""
+
+from __future__ import annotations
+
+from dflash_core.metrics import RunStats
+
+from .requests import RunRequest
+from .text import text
+
+LOW_TAU = 1.1
+LOW_TAU_BLOCKS = 20
+REPEATED_SHARE = 0.3
+
+
+def notices(stats: RunStats, trained_block_size: int, request: RunRequest) -> list[str]:
+    """The remarks that hold for these figures, as plain text."""
+    said = []
+    if request.block_size > 1 and stats.tau is not None and stats.n_blocks >= LOW_TAU_BLOCKS and stats.tau < LOW_TAU:
+        said.append(text("notices", "low_acceptance").format(tau=stats.tau, n=stats.n_blocks))
+    if stats.repeated_share >= REPEATED_SHARE:
+        said.append(text("notices", "repetition").format(share=stats.repeated_share))
+    if request.block_size > trained_block_size:
+        said.append(text("notices", "block_size").format(block_size=request.block_size, trained=trained_block_size))
+    if request.params.draft_temperature is not None and request.params.draft_temperature != request.params.temperature:
+        said.append(text("notices", "draft_temperature"))
+    return said

@@ -1,0 +1,60 @@
+"""The page: assembles the tabs. One module a tab."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gradio as gr
+
+from dflash_core.trace import TraceError, parse_trace
+
+from . import theme
+from .models import LoadPair, Shelf, make_decode
+from .run_tab import RunTab, offered_pairs
+from .runs import Run, Runs
+from .text import text
+
+logger = logging.getLogger(__name__)
+
+QUEUE_SIZE = 64
+
+
+def build_page(load: LoadPair, *, pair: str, label: str | None = None, only: bool = False) -> tuple[gr.Blocks, Shelf]:
+    """The page and the shelf its models stand on.
+
+    load: loads a pair by name. pair: the one on offer first, with its `label` if it is none of the registry.
+    only: offer no other. Loads nothing itself.
+    """
+    shelf = Shelf(load, pair)
+    recorded = recorded_runs()
+    runs = Runs(shelf.steps, make_decode(shelf), recorded)
+    with gr.Blocks(title=text("page", "title"), analytics_enabled=False, fill_width=True) as page:
+        gr.Markdown(f"# {text('page', 'title')}\n{text('page', 'lead')}", elem_id="page-head")
+        tab = RunTab(page, runs, shelf, offered_pairs(pair, label, only=only), recorded[0] if recorded else None)
+        gr.api(tab.generate, api_name="generate", concurrency_limit=None)  # type: ignore[attr-defined]
+    page.queue(max_size=QUEUE_SIZE)
+    return page, shelf
+
+
+def recorded_runs() -> list[Run]:
+    """The runs that ship with the page, so that it is alive before any model is loaded."""
+    runs = []
+    for path in sorted((theme.ASSETS / "traces").glob("*.jsonl")):
+        try:
+            runs.append(Run.recorded(parse_trace(path.read_text(encoding="utf-8")), f"recorded-{path.stem}"))
+        except (TraceError, KeyError) as error:
+            logger.error("%s is not a usable trace: %s", path.name, error)
+    return runs
+
+
+def launch_options() -> dict[str, Any]:
+    """What gr.Blocks.launch takes beside host and port: the look, and what a page without a hub or a cloud needs."""
+    return {
+        "theme": theme.gradio_theme(),
+        "css_paths": [theme.ASSETS / "css" / "page.css"],
+        "run_history": False,
+        "ssr_mode": False,
+        "footer_links": ["api"],
+        "max_file_size": "5mb",
+    }

@@ -1,0 +1,151 @@
+"""From blocks to what the page shows of them: chips of text, each with its state and its numbers. Pure: no gradio import.
+
+Tokens are decoded in the context of what came before them, never alone, so that a character split over several tokens
+becomes one chip. Chips are plain JSON values; the page turns their text into text nodes and never into markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from dflash_core.blocks import Block, JudgedToken
+
+Chip = dict[str, Any]
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
+CONTEXT = 6  # tokens decoded along as context; enough for a tokenizer that treats a leading space specially
+
+
+class TokenText:
+    """Turns the blocks of one run, in order, into chips. The work for a block does not grow with the text before it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._special = set(tokenizer.all_special_ids)
+        self._context = list(prompt_ids[-CONTEXT:])
+        self._held: list[int] = []  # the first tokens of a character that the next block may complete
+
+    def block_chips(self, block: Block) -> list[Chip]:
+        """The chips of a block in the order of display, ghosts included."""
+        n_emitted = len(block.emitted)
+        chips = self._emitted([_emitted_chip(block, k) for k in range(1, block.accepted + 1)])
+        ghosts = self._ghosts(block)
+        if not block.is_cut:
+            last = _emitted_chip(block, n_emitted)
+            rejected, ghosts = ghosts[: block.rejected], ghosts[block.rejected :]
+            if rejected:
+                last["r"] = rejected[0]["t"]
+            chips += rejected + self._emitted([last])
+        if block.finish_reason and self._held:
+            # The output ends inside a character: nothing will complete it any more.
+            chips[-1]["t"] = self._piece(self._context, self._held)
+        return chips + ghosts
+
+    def _emitted(self, tokens: list[Chip]) -> list[Chip]:
+        # A character may go on in the next block: until then its first tokens are on show without text.
+        chips, self._context, self._held = self._decode(tokens, self._context, self._held)
+        return chips
+
+    def _ghosts(self, block: Block) -> list[Chip]:
+        first = len(block.emitted) if block.is_cut else block.n_accepted
+        tokens = [_ghost_chip(block, k) for k in range(first + 1, len(block.drafted) + 1)]
+        chips, context, held = self._decode(tokens, self._context, self._held)
+        if held and chips:
+            chips[-1]["t"] = self._piece(context, held)
+        return chips
+
+    def _decode(self, tokens: Iterable[Chip], context: list[int], held: list[int]) -> tuple[list[Chip], list[int], list[int]]:
+        """Gives each token of `tokens` its text, merging those that share a character. Returns also the new context."""
+        chips: list[Chip] = []
+        group: list[Chip] = []
+        for token in tokens:
+            (token_id,) = token["ids"]
+            if token_id in self._special:
+                if group:
+                    chips.append(_merged(group, self._piece(context, held)))
+                chips.append({**token, "t": self._tokenizer.decode([token_id]), "special": True})
+                context, held, group = [*context, *held, token_id][-CONTEXT:], [], []
+                continue
+            held = [*held, token_id]
+            group.append(token)
+            text = self._piece(context, held)
+            if text.endswith(INCOMPLETE) and len(held) < LONGEST_CHARACTER:
+                continue
+            chips.append(_merged(group, text))
+            context, held, group = [*context, *held][-CONTEXT:], [], []
+        if group:
+            chips.append(_merged(group, ""))
+        return chips, context, held
+
+    def _piece(self, context: list[int], ids: list[int]) -> str:
+        before = self._tokenizer.decode(context, skip_special_tokens=False)
+        return str(self._tokenizer.decode([*context, *ids], skip_special_tokens=False)[len(before) :])
+
+
+def prompt_chips(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> list[Chip]:
+    """The prompt: one chip for each stretch of text, one for each special token."""
+    special = set(tokenizer.all_special_ids)
+    chips: list[Chip] = []
+    for position, token_id in enumerate(prompt_ids):
+        if token_id in special or not chips or "special" in chips[-1]:
+            chips.append({"s": "prompt", "ids": [], "pos": position} | ({"special": True} if token_id in special else {}))
+        chips[-1]["ids"].append(token_id)
+    return [chip | {"t": tokenizer.decode(chip["ids"]), "ids": []} for chip in chips]
+
+
+def _emitted_chip(block: Block, k: int) -> Chip:
+    """The k-th token that the block added to the output, without its text."""
+    own = block.next_kind if block.drafted else "plain"
+    state = "accepted" if k <= block.n_accepted else own
+    chip: Chip = {"s": state, "ids": [block.emitted[k - 1]], "pos": block.start + k, "k": k}
+    if state == "accepted":
+        return chip | _numbers(block.judged, k)
+    position = {name: value for name, value in _numbers(block.judged, k).items() if name in ("hp", "hq")}
+    return chip | position | ({} if block.next_target_prob is None else {"p": block.next_target_prob})
+
+
+def _ghost_chip(block: Block, k: int) -> Chip:
+    """The k-th drafted token, which did not make it into the output, without its text."""
+    state = "cut" if block.is_cut else "rejected" if k == block.n_accepted + 1 else "unjudged"
+    chip: Chip = {"s": state, "ids": [block.drafted[k - 1]], "pos": block.start + k, "k": k}
+    return chip if state == "unjudged" else chip | _numbers(block.judged, k)
+
+
+def _numbers(judged: Sequence[JudgedToken], k: int) -> Chip:
+    if k > len(judged):
+        return {}
+    token = judged[k - 1]
+    return {
+        "p": token.target_prob,
+        "q": token.draft_prob,
+        "a": token.accept_prob,
+        "hp": token.target_entropy,
+        "hq": token.draft_entropy,
+    }
+
+
+def _merged(group: list[Chip], text: str) -> Chip:
+    """One chip for tokens that share a character. Probabilities belong to single tokens, so several have none."""
+    if len(group) == 1:
+        return group[0] | {"t": text}
+    first = {name: group[0][name] for name in ("s", "pos", "k")}
+    return first | {"t": text, "ids": [chip["ids"][0] for chip in group]}
+
+
+def view(block: Block, chips: list[Chip], running_tau: float | None) -> dict[str, Any]:
+    """What the page is sent of one block."""
+    return {
+        "i": block.index,
+        "start": block.start,
+        "n_drafted": len(block.drafted),
+        "tau": block.acceptance_length,
+        "mean": running_tau if block.index else None,
+        "cut": block.is_cut,
+        "finish": block.finish_reason,
+        "chips": chips,
+        "sec": [block.draft_seconds, block.verify_seconds, block.other_seconds],
+    }

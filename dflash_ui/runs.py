@@ -1,0 +1,304 @@
+"""Runs in progress and their log: what the page is sent while blocks are made. No gradio import.
+
+A run waits its turn for the device, waits for its pair to be loaded, then decodes; all the while it yields payload strings
+for the stage, at most 15 a second. Whatever happens, the device is freed when the generator ends or is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+from uuid import uuid4
+
+import torch
+
+from dflash_core.blocks import Block, Generation, SamplingParams
+from dflash_core.metrics import RunningMetrics, RunStats
+from dflash_core.pairs import Pair
+from dflash_core.sampling import GREEDY_BELOW
+from dflash_core.trace import Trace, dump_trace
+from dflash_core.verify import RULES
+from dflash_core.weights import WeightsUnavailable
+
+from . import render
+from .device_queue import DeviceQueue
+from .notices import notices
+from .requests import RunRequest
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 1 / 15
+TABLE_SIZE = 12  # most likely tokens recorded with each judged token
+KEPT_RUNS = 64
+WAIT_SECONDS = 0.5  # between looks at whether a waiting visitor has left
+
+Decode = Callable[[list[int], SamplingParams, int, int], Iterator[Block]]
+
+
+class Run:
+    """One run and everything the page may ask about it later."""
+
+    def __init__(self, request: RunRequest) -> None:
+        self.id = uuid4().hex
+        self.request = request
+        self.stop = threading.Event()
+        self.status = "waiting"
+        self.message = ""
+        self.head: dict[str, Any] | None = None
+        self.prompt_ids: list[int] = []
+        self.blocks: list[Block] = []
+        self.views: list[dict[str, Any]] = []
+        self.plain: dict[str, Any] | None = None
+        self.about: dict[str, Any] = {}
+        self._metrics = RunningMetrics(request.block_size)
+        self._text: render.TokenText | None = None
+
+    def begin(self, pair: Pair, prompt_ids: list[int]) -> None:
+        """The prompt is encoded and the pair loaded: from here on there are blocks."""
+        self.prompt_ids = prompt_ids
+        self._text = render.TokenText(pair.tokenizer, prompt_ids)
+        self.about = {
+            "pair": pair.label,
+            "pair_key": pair.key,
+            "device": pair.device,
+            "dtype": pair.dtype,
+            "trained_block_size": pair.draft.block_size,
+            "max_new_tokens": self.request.max_new_tokens,
+            "prompt": self.request.prompt,
+            "chat": self.request.chat,
+            "date": time.strftime("%Y-%m-%d"),
+            "prompt_chips": render.prompt_chips(pair.tokenizer, prompt_ids),
+        }
+        self.head = make_head(self.about, self.request.params, self.request.block_size, len(prompt_ids))
+
+    def add(self, block: Block) -> None:
+        assert self._text is not None
+        self._append(block, self._text.block_chips(block))
+
+    def _append(self, block: Block, chips: list[render.Chip]) -> None:
+        self.blocks.append(block)
+        self._metrics.add(block)
+        self.views.append(render.view(block, chips, self._metrics.tau))
+
+    def set(self, status: str, message: str = "") -> None:
+        self.status, self.message = status, message
+
+    @property
+    def n_tokens(self) -> int:
+        return self._metrics.n_tokens
+
+    def stats(self) -> RunStats:
+        return self._metrics.stats()
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for block in self.blocks for token in block.emitted]
+
+    def payload(self, start: int | None = None, *, head: bool = False, progress: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The run as the stage takes it, with the views from block `start` on (none if it is None)."""
+        stats = None
+        if self.blocks:
+            values = self.stats()
+            stats = asdict(values) | {"notices": notices(values, self.about["trained_block_size"], self.request)}
+        return {
+            "v": 1,
+            "run": self.id,
+            "status": self.status,
+            "message": self.message,
+            "progress": progress,
+            "head": self.head if head else None,
+            "n": len(self.views),
+            "w": [] if start is None else self.views[start:],
+            "stats": stats,
+            "plain": self.plain,
+        }
+
+    @classmethod
+    def recorded(cls, trace: Trace, run_id: str) -> Run:
+        """A run from a trace that this program recorded: its views are rebuilt, no model is needed."""
+        generation, about = trace.generation, trace.about
+        run = cls(
+            RunRequest(
+                about["prompt"],
+                about["pair_key"],
+                generation.params,
+                generation.block_size,
+                about["max_new_tokens"],
+                about["chat"],
+            )
+        )
+        run.id, run.about, run.prompt_ids = run_id, about, list(generation.prompt_ids)
+        run.head = make_head(about, generation.params, generation.block_size, len(generation.prompt_ids))
+        for block, chips in zip(generation.blocks, trace.texts, strict=True):
+            run._append(block, chips)
+        run.set("recorded", about.get("title", ""))
+        return run
+
+    def trace(self) -> str:
+        """The run so far as JSONL."""
+        request = self.request
+        generation = Generation(tuple(self.prompt_ids), request.params, request.block_size, tuple(self.blocks))
+        return dump_trace(Trace(generation, self.about, tuple(view["chips"] for view in self.views)))
+
+
+def make_head(about: dict[str, Any], params: SamplingParams, block_size: int, prompt_tokens: int) -> dict[str, Any]:
+    """The description of a run that the stage shows above its text."""
+    rule = RULES[params.rule]
+    return {
+        **{name: about[name] for name in ("pair", "device", "dtype", "trained_block_size", "max_new_tokens")},
+        "rule": rule.key,
+        "rule_label": rule.label,
+        "lossless": rule.lossless,
+        "temperature": params.temperature,
+        "draft_temperature": params.draft_temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "seed": params.seed,
+        "block_size": block_size,
+        "prompt": about["prompt_chips"],
+        "prompt_tokens": prompt_tokens,
+        "recorded": about.get("recorded"),
+    }
+
+
+class Runs:
+    """All runs of this server: it makes them, keeps the latest few, and knows whose is whose."""
+
+    def __init__(
+        self, load: Callable[[str], Iterator[Pair | dict[str, Any]]], decode: Decode, recorded: Sequence[Run] = ()
+    ) -> None:
+        """load: yields progress (see the stage's payload) until it yields the pair. decode: the loop, on the device."""
+        self._load = load
+        self._decode = decode
+        self._queue = DeviceQueue()
+        self._recorded = {run.id: run for run in recorded}
+        self._runs: OrderedDict[str, Run] = OrderedDict()
+        self._of_session: dict[str, Run] = {}
+        self._lock = threading.Lock()
+
+    def start(self, request: RunRequest, session: str | None = None) -> Run:
+        run = Run(request)
+        with self._lock:
+            self._runs[run.id] = run
+            if session:
+                self._of_session[session] = run
+            while len(self._runs) > KEPT_RUNS:
+                _, dropped = self._runs.popitem(last=False)
+                self._of_session = {key: kept for key, kept in self._of_session.items() if kept is not dropped}
+        return run
+
+    def get(self, run_id: object) -> Run | None:
+        return self._runs.get(run_id) or self._recorded.get(run_id) if isinstance(run_id, str) else None
+
+    def of_session(self, session: str | None) -> Run | None:
+        return self._of_session.get(session or "")
+
+    def payloads(self, run: Run) -> Iterator[dict[str, Any]]:
+        """Does the run; yields what the stage is to be told. Closing it frees the device; errors become its last payload."""
+        try:
+            yield from self._on_device(run, self._decoded)
+        except Exception as error:
+            run.set("error", _told(error))
+            yield run.payload()
+
+    def plain_payloads(self, run: Run) -> Iterator[dict[str, Any]]:
+        """Measures plain decoding of the same prompt, seed and length, for the run's speed-up."""
+        before = (run.status, run.message)
+        run.stop.clear()
+        try:
+            yield from self._on_device(run, self._measured_plain)
+        except Exception as error:
+            run.plain = None
+            run.set(before[0], f"Plain decoding could not be measured: {_told(error)}")
+        else:
+            run.set(*before)
+        yield run.payload()
+
+    def _on_device(self, run: Run, work: Callable[[Run, Pair], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+        with self._queue.ticket() as ticket:
+            while ahead := self._queue.ahead(ticket, WAIT_SECONDS):
+                run.set("waiting", f"{ahead} ahead of you on this device" if ahead > 1 else "one run ahead of you on this device")
+                if run.stop.is_set():
+                    run.set("stopped", "Stopped while waiting")
+                    yield run.payload()
+                    return
+                yield run.payload()
+            for step in self._load(run.request.pair):
+                if isinstance(step, Pair):
+                    yield from work(run, step)
+                    return
+                if run.stop.is_set():
+                    run.set("stopped", "Stopped before the models were loaded")
+                    yield run.payload()
+                    return
+                run.set("loading", step["phase"])
+                yield run.payload(progress={name: step[name] for name in ("fraction", "seconds_left")})
+
+    def _decoded(self, run: Run, pair: Pair) -> Iterator[dict[str, Any]]:
+        request = run.request
+        prompt_ids = pair.encode(request.prompt, chat=request.chat)[0].tolist()
+        blocks = self._decode(prompt_ids, request.params, request.block_size, request.max_new_tokens)
+        run.begin(pair, prompt_ids)
+        run.set("running", "Reading the prompt")
+        yield run.payload(head=True)
+        sent, flushed = 0, time.monotonic()
+        try:
+            for block in blocks:
+                run.add(block)
+                run.set("running", f"{run.n_tokens:,} of at most {request.max_new_tokens:,} tokens")
+                if run.stop.is_set() and not block.finish_reason:
+                    run.set("stopped", "Stopped; the text so far is kept")
+                    break
+                if time.monotonic() - flushed >= FLUSH_SECONDS:
+                    yield run.payload(sent)
+                    sent, flushed = len(run.views), time.monotonic()
+            else:
+                why = {"stop": "The model ended its answer", "length": "Token limit reached"}
+                run.set("done", why[run.blocks[-1].finish_reason or "length"])
+        finally:
+            blocks.close()  # type: ignore[attr-defined]
+        yield run.payload(sent)
+
+    def _measured_plain(self, run: Run, pair: Pair) -> Iterator[dict[str, Any]]:
+        request, wanted = run.request, run.n_tokens
+        metrics, shown = RunningMetrics(1), time.monotonic()
+        tokens: list[int] = []
+        blocks = self._decode(run.prompt_ids, request.params, 1, wanted)
+        try:
+            for block in blocks:
+                metrics.add(block)
+                tokens += block.emitted
+                if run.stop.is_set():
+                    return
+                if time.monotonic() - shown >= WAIT_SECONDS or not block.index:
+                    shown = time.monotonic()
+                    run.set("running", "Measuring plain decoding of the same prompt")
+                    yield run.payload(progress={"fraction": len(tokens) / wanted, "seconds_left": None})
+        finally:
+            blocks.close()  # type: ignore[attr-defined]
+        plain, drafted = metrics.stats(), run.stats().tokens_per_second
+        same_text = RULES[request.params.rule].same_text or request.params.temperature < GREEDY_BELOW
+        run.plain = {
+            "tokens_per_second": plain.tokens_per_second,
+            "speedup": drafted / plain.tokens_per_second if drafted and plain.tokens_per_second else None,
+            "low": None,
+            "high": None,
+            "n_tokens": len(tokens),
+            "same_text": tokens == run.token_ids if same_text else None,
+            "note": f"one run of {len(tokens)} tokens each, {pair.dtype} on {pair.device}, one after the other",
+        }
+
+
+def _told(error: Exception) -> str:
+    """The error in a visitor's words. What a person can act on says so itself; anything else is our fault, and logged."""
+    if isinstance(error, (ValueError, WeightsUnavailable)):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return "The device's memory is full: ask for fewer tokens, shorten the prompt, or choose a smaller pair"
+    logger.exception("A run failed")
+    return f"Something went wrong in this program ({type(error).__name__}); its log has the details"
