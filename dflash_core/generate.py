@@ -14,7 +14,7 @@ from torch import Tensor
 from .blocks import Block, FinishReason, Generation, JudgedToken, SamplingParams, require
 from .sampling import Randomness, entropy, probabilities
 from .target import Target, as_target
-from .verify import RULES, Verdict
+from .verify import RULES, Verdict, judge_by_match
 
 
 class Draft(Protocol):
@@ -126,6 +126,7 @@ def _blocks(
     draft_cache = draft.new_cache() if draft else None
     start = input_ids.shape[1] - 1
     remaining = max_new_tokens
+    rule = RULES[params.rule]
 
     # Block 0 is the prefill: the prompt is scored in place of a block, and nothing is drafted.
     pending = input_ids
@@ -135,8 +136,7 @@ def _blocks(
     for index in count():
         watch = _Stopwatch(target.device)
         n_drafted = block_size - 1 if draft and index else 0
-        draws = randomness.draws(start, n_drafted)
-        rule = RULES[params.rule if n_drafted else "match"]  # with nothing drafted, every rule is one draw from p
+        draws = randomness.draws(start, n_drafted, fresh=rule.joint)
 
         # 1 draft: anchor and masks, with the features of what was committed last → q (1, γ, V) and γ ids, in one pass
         drafted = input_ids.new_empty((1, 0))
@@ -159,7 +159,9 @@ def _blocks(
         target_probs = probabilities(logits, temperature=params.temperature, top_p=params.top_p, top_k=params.top_k)
         if draft_probs is None:
             draft_probs = target_probs[:, :0]
-        verdict = rule.judge(target_probs, draft_probs, drafted, draws)
+        # With nothing drafted every rule is one draw from p; the same-text rules make it in their own way.
+        judge = rule.judge if n_drafted or rule.same_text else judge_by_match
+        verdict = judge(target_probs, draft_probs, drafted, draws)
         outcome = _to_host(verdict, drafted, target_probs, draft_probs, details=details, table_size=table_size)
 
         # 4 commit: the output grows, cut at a stop token or the cap; both caches keep what came before its last token

@@ -7,6 +7,7 @@ always the target's own draw, the same text for every block size and every draft
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,36 +19,54 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Uniform numbers in [0, 1) for N blocks with γ drafted tokens each, one independent stream for each purpose.
+    """Random numbers for N blocks with γ drafted tokens each, one independent stream for each purpose.
 
-    draft, accept: (N, γ), for positions start + 1 … start + γ. target, residual: (N, γ + 1), one position further.
+    target, residual: (N, γ + 1), draft, accept: (N, γ), uniform in [0, 1).
+    race: makes, for a vocabulary of V, standard exponential numbers (N, γ + 1, V): the noise that draft and target share
+    under `coupled`. They cost as much as a softmax, so only that rule asks for them.
     """
 
     target: Tensor
     draft: Tensor
     accept: Tensor
     residual: Tensor
+    race: Callable[[int], Tensor]
 
 
 class Randomness:
-    """The uniform numbers of a run, keyed by (seed, absolute position, stream).
+    """The random numbers of a run, keyed by (seed, absolute position, stream).
 
     The generator is Philox 4×64 (Salmon et al. 2011), which turns a counter into four independent 64-bit words: the seed is
     its key, the position its counter, and each stream one of the words.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self._key = np.array([seed, 0], dtype=np.uint64)
+        self._seed = seed
         self._device = device
 
-    def draws(self, start: int, n_drafted: int) -> Draws:
-        """The numbers for one block with its anchor at `start` and γ = `n_drafted`; N = 1."""
+    def draws(self, start: int, n_drafted: int, *, fresh: bool = False) -> Draws:
+        """The numbers for one block with its anchor at `start` and γ = `n_drafted`; N = 1.
+
+        fresh: key them by `start` too, so that a position drafted again in a later block gets new numbers.
+        """
         positions = n_drafted + 1
-        words = np.random.Philox(key=self._key, counter=[start + 1, 0, 0, 0]).random_raw(4 * positions)
+        block = start + 1 if fresh else 0
+        words = self._philox(0, [start + 1, 0, block, 0]).random_raw(4 * positions)
         # The upper 24 bits: exact in float32, which is all that mps has.
         uniforms = (words.reshape(positions, 4) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
         target, draft, accept, residual = torch.from_numpy(uniforms).to(self._device).T[:, None]
-        return Draws(target, draft[:, :-1], accept[:, :-1], residual)
+
+        def race(vocab_size: int) -> Tensor:
+            # The position is the counter's second word here: the first one counts through the vocabulary.
+            generators = (np.random.Generator(self._philox(1, [0, start + 1 + i, block, 0])) for i in range(positions))
+            rows = np.stack([generator.standard_exponential(vocab_size) for generator in generators])
+            wide = torch.float32 if self._device.type == "mps" else torch.float64
+            return torch.from_numpy(rows).to(self._device, wide)[None]
+
+        return Draws(target, draft[:, :-1], accept[:, :-1], residual, race)
+
+    def _philox(self, stream: int, counter: list[int]) -> np.random.Philox:
+        return np.random.Philox(key=np.array([self._seed, stream], dtype=np.uint64), counter=counter)
 
 
 def probabilities(logits: Tensor, *, temperature: float, top_p: float = 1.0, top_k: int = 0) -> Tensor:

@@ -37,6 +37,8 @@ class Rule:
     source: who uses or published it.
     lossless: the emitted tokens follow the target's distribution exactly.
     same_text: the emitted token is always the target's own draw, so one seed gives one text, for every draft and block size.
+    joint: a token's fate depends on tokens drafted after it. Such a rule needs new random numbers for a position that is
+        drafted again in a later block.
     propose: (draft_probs (N, γ, V), draws) → drafted ids (N, γ).
     judge: (target_probs (N, γ + 1, V), draft_probs (N, γ, V), drafted (N, γ), draws) → Verdict. γ ≥ 1.
     acceptance: (target_probs (…, V), draft_probs (…, V)) → (…) probability that one position is accepted, in closed form.
@@ -48,6 +50,7 @@ class Rule:
     source: str
     lossless: bool
     same_text: bool
+    joint: bool
     propose: Callable[[Tensor, Draws], Tensor]
     judge: Callable[[Tensor, Tensor, Tensor, Draws], Verdict]
     acceptance: Callable[[Tensor, Tensor], Tensor]
@@ -82,11 +85,72 @@ def judge_by_ratio(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, d
     p_next = _at(target_probs, n_accepted)
     rejected = n_accepted < n_drafted
     q_next = _at(draft_probs, n_accepted.clamp(max=n_drafted - 1)) * rejected[:, None]
-    residual = (p_next - q_next).clamp_min(0.0)
-    # p = q up to rounding leaves nothing to draw from: then p itself is the limit.
-    weights = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_next)
-    uniforms = torch.where(rejected, _at(draws.residual, n_accepted), _at(draws.target, n_accepted))
-    return Verdict(n_accepted, draw(weights, uniforms), (p_drafted / q_drafted).clamp(max=1.0))
+    next_token = _draw_residual(p_next, q_next, p_next, rejected, n_accepted, draws)
+    return Verdict(n_accepted, next_token, (p_drafted / q_drafted).clamp(max=1.0))
+
+
+def propose_by_race(draft_probs: Tensor, draws: Draws) -> Tensor:
+    """x = argmax q / E with exponential noise E that the target will share: x ~ q, as argmax(log q + Gumbel noise)."""
+    return _race(draft_probs, draws.race(draft_probs.shape[-1])[:, :-1])
+
+
+def judge_by_coupling(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, draws: Draws) -> Verdict:
+    """The target draws y = argmax p / E with the draft's noise E; x is accepted while y = x, and the first other y is emitted.
+
+    Daliri, Musco, Suresh 2024 (arXiv 2408.07978): Gumbel coupling. y ~ p, whatever the draft did.
+    """
+    own = _race(target_probs, draws.race(target_probs.shape[-1]))
+    n_accepted = _leading(own[:, :-1] == drafted)
+    both = coupled_agreement(target_probs[:, :-1], draft_probs, drafted)
+    return Verdict(n_accepted, _at(own, n_accepted), (both / _of_tokens(draft_probs, drafted).double()).clamp(max=1.0).float())
+
+
+def judge_by_block(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, draws: Draws) -> Verdict:
+    """Block verification: the longest prefix whose own test passes is kept, so a lucky later token can save an earlier one.
+
+    Sun et al. 2024 (arXiv 2403.10444), algorithm 2. With p₀ = 1 and pᵢ = min(1, pᵢ₋₁ · p(xᵢ)/q(xᵢ)), the prefix of length i
+    passes with probability hᵢ = Rᵢ / (Rᵢ + 1 − pᵢ), Rᵢ = Σ (pᵢ·p − q)₊ at the next position, and h_γ = p_γ. After a prefix of
+    length i < γ the next token is drawn from norm((pᵢ·p − q)₊).
+    """
+    n_drafted = drafted.shape[1]
+    weight, passing = block_weights(target_probs, draft_probs, drafted)
+    index = torch.arange(1, n_drafted + 1, device=drafted.device)
+    n_accepted = (index * (draws.accept < passing)).amax(-1)
+    p_next = _at(target_probs, n_accepted)
+    rejected = n_accepted < n_drafted
+    q_next = _at(draft_probs, n_accepted.clamp(max=n_drafted - 1)) * rejected[:, None]
+    scale = torch.where(rejected, _at(weight, n_accepted), 1.0)
+    # P(the first i are kept | the block): some prefix of length i or more passes.
+    kept = 1 - (1 - passing).flip(-1).cumprod(-1).flip(-1)
+    before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], dim=1)
+    accept_probs = torch.where(before > 0, kept / before.clamp_min(1e-30), 0.0)
+    return Verdict(n_accepted, _draw_residual(scale[:, None] * p_next, q_next, p_next, rejected, n_accepted, draws), accept_probs)
+
+
+def judge_naively(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, draws: Draws) -> Verdict:
+    """Wrong on purpose: as `judge_by_ratio`, but the token after a rejection is drawn from p, as if nothing had been learned.
+
+    The emitted law is then min(p, q) + (1 − Σ min(p, q))·p, which is p only where p = q or nothing is accepted.
+    """
+    verdict = judge_by_ratio(target_probs, draft_probs, drafted, draws)
+    rejected = verdict.n_accepted < drafted.shape[1]
+    uniforms = torch.where(rejected, _at(draws.residual, verdict.n_accepted), _at(draws.target, verdict.n_accepted))
+    return Verdict(verdict.n_accepted, draw(_at(target_probs, verdict.n_accepted), uniforms), verdict.accept_probs)
+
+
+def block_weights(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor]:
+    """The pᵢ (N, γ + 1), p₀ = 1, and hᵢ (N, γ), i ≥ 1, of block verification."""
+    ratios = _of_tokens(target_probs[:, :-1], drafted) / _of_tokens(draft_probs, drafted)
+    weights = [torch.ones_like(target_probs[:, 0, 0])]
+    for ratio in ratios.unbind(1):
+        weights.append((weights[-1] * ratio).clamp(max=1.0))
+    weight = torch.stack(weights, dim=1)
+    inner = weight[:, 1:-1, None]
+    rest = (inner * target_probs[:, 1:-1] - draft_probs[:, 1:]).clamp_min(0.0).sum(-1)
+    total = rest + 1 - weight[:, 1:-1]
+    # 0/0 is p = q with full weight: what comes after is accepted for certain, so this prefix may pass as well.
+    passing = torch.where(total > 0, rest / total.clamp_min(1e-30), 1.0)
+    return weight, torch.cat([passing, weight[:, -1:]], dim=1)
 
 
 def match_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
@@ -102,6 +166,44 @@ def greedy_match_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor
 def speculative_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """Σ min(p, q) = 1 − TV(p, q)."""
     return torch.minimum(target_probs, draft_probs).sum(-1)
+
+
+def coupled_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """Σᵢ 1 / Σⱼ max(pⱼ/pᵢ, qⱼ/qᵢ): both races have the same winner. In O(V log V).
+
+    pⱼ/pᵢ is the larger one exactly where pⱼ/qⱼ ≥ pᵢ/qᵢ, so after sorting by p/q the inner sums are cumulated ones.
+    """
+    p, q = target_probs.double(), draft_probs.double()
+    order = (p / q.clamp_min(1e-300)).argsort(-1)
+    p, q = p.gather(-1, order), q.gather(-1, order)
+    p_above = p.flip(-1).cumsum(-1).flip(-1)
+    q_below = q.cumsum(-1) - q
+    shares = torch.where((p > 0) & (q > 0), 1 / (p_above / p + q_below / q), 0.0)
+    return shares.sum(-1).to(target_probs.dtype)
+
+
+def coupled_agreement(target_probs: Tensor, draft_probs: Tensor, token_ids: Tensor) -> Tensor:
+    """Probability that both races are won by this token: 1 / Σⱼ max(pⱼ/pₓ, qⱼ/qₓ). (N, K, V) and (N, K) → (N, K) in float64."""
+    p, q = target_probs.double(), draft_probs.double()
+    p_x, q_x = _of_tokens(p, token_ids), _of_tokens(q, token_ids)
+    total = torch.maximum(p / p_x[..., None], q / q_x[..., None]).sum(-1)
+    return torch.where((p_x > 0) & (q_x > 0), 1 / total, 0.0)
+
+
+def _race(probs: Tensor, noise: Tensor) -> Tensor:
+    """The winners of exponential races: argmax probs / noise, (N, K, V) → (N, K)."""
+    return (probs.to(noise.dtype) / noise).argmax(-1)
+
+
+def _draw_residual(
+    target_weight: Tensor, q_next: Tensor, p_next: Tensor, rejected: Tensor, n_accepted: Tensor, draws: Draws
+) -> Tensor:
+    """The token after the accepted ones: from norm((target_weight − q)₊) after a rejection, from p after a full block."""
+    residual = (target_weight - q_next).clamp_min(0.0)
+    # p = q up to rounding leaves nothing to draw from: then p itself is the limit.
+    weights = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_next)
+    uniforms = torch.where(rejected, _at(draws.residual, n_accepted), _at(draws.target, n_accepted))
+    return draw(weights, uniforms)
 
 
 def _leading(kept: Tensor) -> Tensor:
@@ -129,6 +231,7 @@ RULES: dict[str, Rule] = {
             source="DFlash's article and its MLX code of spring 2026",
             lossless=True,
             same_text=True,
+            joint=False,
             propose=propose_by_sampling,
             judge=judge_by_match,
             acceptance=match_acceptance,
@@ -140,6 +243,7 @@ RULES: dict[str, Rule] = {
             source="DFlash's PyTorch code until summer 2026, llama.cpp; the same law as the defaults of SGLang and vLLM",
             lossless=True,
             same_text=True,
+            joint=False,
             propose=propose_greedily,
             judge=judge_by_match,
             acceptance=greedy_match_acceptance,
@@ -151,8 +255,46 @@ RULES: dict[str, Rule] = {
             source="Leviathan et al. 2023, Chen et al. 2023; DFlash 0.1.0, Transformers, vLLM",
             lossless=True,
             same_text=False,
+            joint=False,
             propose=propose_by_sampling,
             judge=judge_by_ratio,
+            acceptance=speculative_acceptance,
+        ),
+        Rule(
+            key="coupled",
+            label="coupled",
+            summary="Draft and target draw with the same random noise; x is kept if the target's own draw is x too.",
+            source="Daliri, Musco and Suresh 2024",
+            lossless=True,
+            same_text=True,
+            joint=False,
+            propose=propose_by_race,
+            judge=judge_by_coupling,
+            acceptance=coupled_acceptance,
+        ),
+        Rule(
+            key="block",
+            label="block",
+            summary="The draft samples x; the block is judged as a whole, and the longest prefix that passes is kept.",
+            source="Sun et al. 2024, block verification",
+            lossless=True,
+            same_text=False,
+            joint=True,
+            propose=propose_by_sampling,
+            judge=judge_by_block,
+            # At a position alone it is the ratio test; within a block it keeps at least as many tokens.
+            acceptance=speculative_acceptance,
+        ),
+        Rule(
+            key="naive",
+            label="naive",
+            summary="As speculative, but after a rejection the next token is drawn from p instead of the residual.",
+            source="nobody on purpose; a common bug",
+            lossless=False,
+            same_text=False,
+            joint=False,
+            propose=propose_by_sampling,
+            judge=judge_naively,
             acceptance=speculative_acceptance,
         ),
     )

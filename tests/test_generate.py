@@ -111,7 +111,7 @@ def test_runs_after_each_other_do_not_touch() -> None:
     assert generate(one, llama, PROMPTS[1], 25, block_size=8).token_ids == alone
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [key for key, rule in RULES.items() if rule.lossless])
 @pytest.mark.parametrize("block_size", [1, 3])
 def test_sampled_text_follows_the_target(rule: str, block_size: int) -> None:
     """Three tokens of a four-word chain over many seeds, against the chain's exact law."""
@@ -248,6 +248,15 @@ def test_plain_decoding_never_touches_the_draft(target: PreTrainedModel) -> None
 # What a block reports
 
 
+def acceptance_of_token(rule: str, p: Tensor, q: Tensor, x: int) -> float:
+    """P(x is accepted | x was drafted), from the formulas in the design."""
+    if rule in ("match", "greedy-match"):
+        return float(p[x])
+    if rule == "coupled":
+        return float(1 / torch.maximum(p / p[x], q / q[x]).sum() / q[x])
+    return min(1.0, float(p[x] / q[x]))
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_reported_numbers_are_the_models_own(rule: str) -> None:
     """p(x), q(x), acceptance, entropies and the table against a fresh pass of the target and the toy's exact q."""
@@ -276,8 +285,8 @@ def test_reported_numbers_are_the_models_own(rule: str) -> None:
             p = step[known]
             assert judged.target_prob == pytest.approx(float(p[x]), abs=1e-5)
             assert judged.draft_prob == pytest.approx(float(q[x]), abs=1e-5)
-            accept = min(1.0, float(p[x] / q[x])) if rule == "speculative" else float(p[x])
-            assert judged.accept_prob == pytest.approx(accept, abs=1e-4)
+            if rule != "block":  # whose verdict on x depends on the whole block; see test_verify
+                assert judged.accept_prob == pytest.approx(acceptance_of_token(rule, p, q, x), abs=1e-4)
             assert judged.target_entropy == pytest.approx(float(-(p * p.log()).sum()), abs=1e-4)
             assert judged.draft_entropy == pytest.approx(float(-(q * q.log()).sum()), abs=1e-4)
             best = torch.maximum(p, q).topk(6).indices.tolist()
