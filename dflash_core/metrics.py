@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from scipy import stats
 
 from .blocks import Block
+from .theory import acceptance_length_law
 
 CONFIDENCE = 0.95
 REPEAT_WINDOW = 16  # tokens; a longer phrase that comes again counts as repetition
@@ -89,7 +90,7 @@ def geometric_lengths(alpha: float, n_drafted: int) -> list[float]:
 
     Leviathan et al. 2023 (arXiv 2211.17192), section 3.1: a capped geometric law.
     """
-    return [alpha**i * (1 - alpha) for i in range(n_drafted)] + [alpha**n_drafted]
+    return acceptance_length_law([alpha] * n_drafted)
 
 
 class RunningMetrics:

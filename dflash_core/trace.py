@@ -1,4 +1,4 @@
-"""Runs as JSONL files: one header line, then one line for each block. Reading validates everything."""
+"""Runs as JSONL files: a header line, a line for each block, maybe a what-if line. Reading validates everything."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .blocks import Block, Generation, JudgedToken, SamplingParams, is_number
+from .whatif import WhatIf, judged_positions
 
 FORMAT = "dflash-trace"
 VERSION = 1
@@ -23,11 +24,13 @@ class Trace:
 
     about: what a reader needs beside the numbers, such as pair, device, dtype, date and versions; JSON values.
     texts: for each block, how it was shown: a list of JSON objects that this module stores and returns unread.
+    whatif: the run's judged positions at other temperatures, if they were scored.
     """
 
     generation: Generation
     about: dict[str, Any]
     texts: tuple[Any, ...]
+    whatif: WhatIf | None = None
 
 
 def dump_trace(trace: Trace) -> str:
@@ -44,6 +47,8 @@ def dump_trace(trace: Trace) -> str:
     lines = [header]
     for block, text in zip(generation.blocks, trace.texts, strict=True):
         lines.append({"block": block.to_dict(), "text": text})
+    if trace.whatif is not None:
+        lines.append({"whatif": trace.whatif.to_dict()})
     return "".join(json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n" for line in lines)
 
 
@@ -61,8 +66,13 @@ def parse_trace(text: str) -> Trace:
     params = _build(SamplingParams, header.get("params"), 1, "params")
     blocks: list[Block] = []
     texts: list[Any] = []
+    whatif: WhatIf | None = None
     for number, line in enumerate(lines[1:], start=2):
+        _check(whatif is None, number, "a line after the what-if, which comes last")
         entry = _object(line, number)
+        if "whatif" in entry:
+            whatif = _whatif(entry["whatif"], number, blocks)
+            continue
         block = _block(entry.get("block"), number, block_size)
         _check(block.index == len(blocks), number, f"block index {block.index} where {len(blocks)} was due")
         expected = blocks[-1].start + len(blocks[-1].emitted) if blocks else len(prompt_ids) - 1
@@ -70,7 +80,7 @@ def parse_trace(text: str) -> Trace:
         blocks.append(block)
         texts.append(entry.get("text"))
     generation = Generation(prompt_ids, params, block_size, tuple(blocks))
-    return Trace(generation, header["about"], tuple(texts))
+    return Trace(generation, header["about"], tuple(texts), whatif)
 
 
 def _block(value: Any, line: int, block_size: int) -> Block:
@@ -112,10 +122,21 @@ def _block(value: Any, line: int, block_size: int) -> Block:
     return block
 
 
+def _whatif(value: Any, line: int, blocks: list[Block]) -> WhatIf:
+    try:
+        whatif = WhatIf.from_dict(value)
+    except ValueError as error:
+        raise TraceError(f"line {line}: {error}") from error
+    _check(whatif.positions == judged_positions(blocks), line, "the what-if's positions must be the judged ones of the blocks")
+    return whatif
+
+
 def _object(text: str, line: int) -> dict[str, Any]:
     try:
         value = json.loads(text, parse_constant=lambda name: _fail(line, f"{name} is not a JSON number"))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except TraceError:
+        raise
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise TraceError(f"line {line}: not valid JSON") from error
     _check(isinstance(value, dict), line, "must be a JSON object")
     return dict(value)

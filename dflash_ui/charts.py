@@ -1,6 +1,8 @@
-"""The three acceptance charts of a run: block data in, plotly figure out. Pure; no gradio.
+"""The charts: data in, plotly figure out. Pure; no gradio.
 
-Each function also makes the empty figure that the page embeds: `templates()`. The script (assets/js/charts.js) copies a
+The three acceptance charts of a run, and `law_figure` of a lossless check, which is sent complete with each check.
+
+The functions for a run also make the empty figures that the page embeds: `templates()`. The script (assets/js/charts.js) copies a
 template, puts data at the places named below, and draws. It computes nothing and knows no title, unit or colour.
 
 lengths     trace 0  bars: x = block index, y = VIEW.tau, marker.pattern.shape = "" or meta.cut_shape,
@@ -25,6 +27,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from dflash_core.lossless import LawCheck
 from dflash_ui.theme import FONT, neutrals, states
 
 View = Mapping[str, Any]  # VIEW and STATS of the stage payload
@@ -167,6 +170,73 @@ def positions_figure(stats: Stats | None = None, *, dark: bool = False) -> go.Fi
     return figure
 
 
+def law_figure(check: LawCheck, labels: Sequence[str], *, dark: bool = False) -> go.Figure:
+    """What a check drew, split into accepted drafts and what followed a rejection, over p; and q.
+
+    labels: the tokens' names, plain text, in the order of the check; they may come from a model.
+    """
+    look, tokens = neutrals(dark), states()
+    rows = list(range(len(labels)))
+    names = [_escaped(label) for label in labels]
+    kept = [count / check.n for count in check.kept_counts]
+    redrawn = [(count - accepted) / check.n for count, accepted in zip(check.counts, check.kept_counts, strict=True)]
+
+    def part(name: str, state: str, shares: Sequence[float], base: Sequence[float]) -> go.Bar:
+        return go.Bar(
+            name=name,
+            orientation="h",
+            y=rows,
+            x=shares,
+            base=base,
+            width=0.5,
+            customdata=[[name, share] for name, share in zip(names, shares, strict=True)],
+            marker={"color": tokens[state].look.chart_fill(dark), "line": {"width": 0}},
+            hovertemplate=f"%{{customdata[0]}}: {name} %{{customdata[1]:.4f}}<extra></extra>",
+        )
+
+    figure = go.Figure(
+        [
+            go.Bar(
+                name="p (target)",
+                orientation="h",
+                y=rows,
+                x=check.target_probs,
+                width=0.86,
+                customdata=names,
+                marker={"color": look.line, "line": {"width": 1.5, "color": look.ink}},
+                hovertemplate="%{customdata}: p = %{x:.4f}<extra></extra>",
+            ),
+            part("drawn: accepted drafts", "accepted", kept, [0.0] * len(rows)),
+            part("drawn: after a rejection", "resampled", redrawn, kept),
+            go.Scatter(
+                name="q (draft)",
+                mode="markers",
+                y=rows,
+                x=check.draft_probs,
+                customdata=names,
+                marker={"symbol": "diamond", "size": 9, "color": look.paper, "line": {"width": 2, "color": look.soft}},
+                hovertemplate="%{customdata}: q = %{x:.4f}<extra></extra>",
+            ),
+        ],
+        _layout(f"What {check.n:,} verifications emitted", "share", "", dark),
+    )
+    figure.update_layout(barmode="overlay", height=26 * len(rows) + 176, margin={"l": 8, "b": 118})
+    figure.update_xaxes(tickformat=".0%", rangemode="tozero", showgrid=True)
+    figure.update_yaxes(
+        tickvals=rows, ticktext=names, range=[len(rows) - 0.4, -0.6], showgrid=False, rangemode="normal", zeroline=False
+    )
+    return figure
+
+
+def config() -> dict[str, Any]:
+    """Plotly's `config` for every chart."""
+    return {
+        "displaylogo": False,
+        "responsive": False,
+        "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    }
+
+
 def templates() -> dict[str, Any]:
     """The empty figures as JSON-able values: {chart: {"light": figure, "dark": figure}}, and the Plotly `config`."""
     makers: dict[str, Callable[..., go.Figure]] = {
@@ -178,12 +248,12 @@ def templates() -> dict[str, Any]:
         name: {theme: json.loads(make(dark=theme == "dark").to_json()) for theme in ("light", "dark")}
         for name, make in makers.items()
     }
-    figures["config"] = {
-        "displaylogo": False,
-        "responsive": False,
-        "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
-    }
-    return figures
+    return figures | {"config": config()}
+
+
+def _escaped(text: str) -> str:
+    """Plain text for Plotly, which reads some HTML in every label."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _cut_shape() -> str:

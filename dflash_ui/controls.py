@@ -51,7 +51,7 @@ class Controls:
         temperature = gr.Slider(0, MAX_TEMPERATURE, value["t"], step=0.05, **_named("temperature"))
         block_size = gr.Slider(1, USUAL_BLOCK_SIZE, value["b"], step=1, **_named("block_size"))
         rule = gr.Radio([(rule.label, key) for key, rule in RULES.items()], value=value["rule"], **_named("rule"))
-        self.rule_summary = gr.Markdown(_rule_summaries()[value["rule"]], elem_id="rule-summary")
+        self.rule_summary = gr.Markdown(rule_summaries()[value["rule"]], elem_id="rule-summary")
         max_new_tokens = gr.Slider(1, MAX_NEW_TOKENS, value["n"], step=1, **_named("max_new_tokens"))
         with gr.Row(elem_id="seed-row"):
             seed = gr.Number(value["seed"], precision=0, minimum=0, maximum=MAX_SEED, min_width=120, **_named("seed"))
@@ -80,7 +80,7 @@ class Controls:
         c = self.inputs
         self.preset.input(_preset, [self.preset], [c["prompt"], c["chat"]], **instant)
         self.dice.click(_dice, None, [c["seed"]], **instant)
-        summaries = json.dumps(_rule_summaries(), ensure_ascii=False)
+        summaries = json.dumps(rule_summaries(), ensure_ascii=False)
         c["rule"].change(None, [c["rule"]], [self.rule_summary], js=f"(rule) => ({summaries})[rule] ?? ''", **instant)
         c["unlock"].change(_unlock, [c["unlock"]], [c["dt"]], **instant)
         self.large_blocks.change(_large_blocks, [self.large_blocks, c["b"]], [c["b"]], **instant)
@@ -144,7 +144,7 @@ def _large_blocks(large: Any, block_size: Any) -> Any:
     return gr.update(maximum=maximum, value=min(block_size, maximum))
 
 
-def _rule_summaries() -> dict[str, str]:
+def rule_summaries() -> dict[str, str]:
     return {
         key: f"{text('badges', 'lossless' if rule.lossless else 'wrong')} · {rule.summary} _Used by: {rule.source}._"
         for key, rule in RULES.items()

@@ -10,6 +10,7 @@ import gradio as gr
 from dflash_core.trace import TraceError, parse_trace
 
 from . import theme
+from .lossless_tab import LosslessTab
 from .models import LoadPair, Shelf, make_decode
 from .run_tab import RunTab, offered_pairs
 from .runs import Run, Runs
@@ -31,7 +32,12 @@ def build_page(load: LoadPair, *, pair: str, label: str | None = None, only: boo
     runs = Runs(shelf.steps, make_decode(shelf), recorded)
     with gr.Blocks(title=text("page", "title"), analytics_enabled=False, fill_width=True) as page:
         gr.Markdown(f"# {text('page', 'title')}\n{text('page', 'lead')}", elem_id="page-head")
-        tab = RunTab(page, runs, shelf, offered_pairs(pair, label, only=only), recorded[0] if recorded else None)
+        with gr.Tabs(elem_id="tabs"):
+            # First, and so always mounted: a stage that is not mounted would miss blocks.
+            with gr.Tab(text("tabs", "run"), id="run"):
+                tab = RunTab(page, runs, shelf, offered_pairs(pair, label, only=only), recorded[0] if recorded else None)
+            with gr.Tab(text("tabs", "lossless"), id="lossless") as lossless:
+                LosslessTab(lossless, runs, recorded)
         gr.api(tab.generate, api_name="generate", concurrency_limit=None)  # type: ignore[attr-defined]
     page.queue(max_size=QUEUE_SIZE)
     return page, shelf

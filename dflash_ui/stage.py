@@ -32,7 +32,7 @@ import(url(files.script))
     boot: __BOOT__,
     urls: { css: url(files.css), plotly: url(files.plotly) },
   }))
-  .catch((error) => console.error("The stage could not start:", error));
+  .catch((error) => console.error("The page could not start", files.script, error));
 """
 
 
@@ -64,16 +64,20 @@ def stage(
     missing = {"get_run", "get_trace"} - {function.__name__ for function in server_functions}
     if missing:
         raise ValueError(f"the stage asks the server for runs: server_functions lacks {', '.join(sorted(missing))}")
+    return scripted("stage.js", boot(), initial_value, server_functions=list(server_functions), elem_id=elem_id, **options)
+
+
+def scripted(script: str, boot: Mapping[str, Any], initial_value: str, **options: Any) -> gr.HTML:
+    """A gr.HTML whose content is drawn by `start` of a module in assets/js.
+
+    Args:
+        script: the module's file name. Its `start` is handed element, props, watch, server, boot, and urls of css and plotly.
+        boot: JSON values that the module needs once.
+        initial_value: its value, always a string made by `encode`, or "".
+        options: passed on to gr.HTML.
+    """
     gr.set_static_paths([theme.ASSETS / "js", theme.ASSETS / "css", PLOTLY_JS])
-    return gr.HTML(
-        initial_value,
-        html_template="",
-        js_on_load=_bootstrap(),
-        apply_default_css=False,
-        elem_id=elem_id,
-        server_functions=list(server_functions),
-        **options,
-    )
+    return gr.HTML(initial_value, html_template="", js_on_load=_bootstrap(script, boot), apply_default_css=False, **options)
 
 
 def boot() -> dict[str, Any]:
@@ -82,7 +86,7 @@ def boot() -> dict[str, Any]:
     return {"states": states, "templates": charts.templates(), "theme": theme.css_properties()}
 
 
-def _bootstrap() -> str:
-    served = {"script": theme.ASSETS / "js" / "stage.js", "css": theme.ASSETS / "css" / "stage.css", "plotly": PLOTLY_JS}
+def _bootstrap(script: str, boot: Mapping[str, Any]) -> str:
+    served = {"script": theme.ASSETS / "js" / script, "css": theme.ASSETS / "css" / "stage.css", "plotly": PLOTLY_JS}
     files = {key: quote(path.as_posix(), safe="/:") for key, path in served.items()}
-    return _ON_LOAD.replace("__FILES__", encode(files)).replace("__BOOT__", encode(boot()))
+    return _ON_LOAD.replace("__FILES__", encode(files)).replace("__BOOT__", encode(boot))

@@ -6,6 +6,7 @@ import { Charts } from "./charts.js";
 import { el } from "./dom.js";
 import { Figures } from "./figures.js";
 import { Legend } from "./legend.js";
+import { addStyles, loadPlotly } from "./served.js";
 import { Status } from "./status.js";
 import { Store } from "./store.js";
 import { Strip } from "./strip.js";
@@ -62,21 +63,4 @@ export async function start({ element, props, watch, server, boot, urls }) {
   };
   watch("value", update);
   update();
-}
-
-async function addStyles(theme, href) {
-  if (document.querySelector("style[data-lab-theme]")) return;
-  const link = el("link", { rel: "stylesheet", href });
-  const loaded = new Promise((resolve) => (link.onload = link.onerror = resolve));
-  document.head.append(el("style", { "data-lab-theme": true }, theme), link);
-  await loaded;
-}
-
-/** Plotly from the app itself, kept out of `window`: a gr.Plot anywhere on the page brings another version and sets that. */
-async function loadPlotly(url) {
-  const answer = await fetch(url);
-  if (!answer.ok) throw new Error(`${url}: ${answer.status}`);
-  const module = { exports: {} };
-  new Function("module", "exports", await answer.text())(module, module.exports);
-  return module.exports;
 }
