@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
-from itertools import count, islice, pairwise
+from itertools import count, islice
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from .blocks import Block, FinishReason, Generation, JudgedToken, SamplingParams, require
 from .sampling import Randomness, entropy, probabilities
+from .stopwatch import Stopwatch
 from .target import Target, as_target
 from .verify import RULES, Verdict
 
@@ -133,7 +133,7 @@ def _blocks(
     anchor_id = int(anchor)
     features = logits = input_ids.new_empty(0)
     for index in count():
-        watch = _Stopwatch(target.device)
+        watch = Stopwatch(target.device)
         n_drafted = block_size - 1 if draft and index else 0
         draws = randomness.draws(start, n_drafted)
         rule = RULES[params.rule if n_drafted else "match"]  # with nothing drafted, every rule is one draw from p
@@ -298,29 +298,3 @@ def _cut(candidates: list[int], remaining: int, stop_token_ids: frozenset[int]) 
     if len(candidates) >= remaining:
         return tuple(candidates[:remaining]), "length"
     return tuple(candidates), None
-
-
-class _Stopwatch:
-    """Laps of a block. On CUDA they are events on the stream, read after the block's one synchronisation."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._device = device
-        self._marks: list[tuple[str, Any]] = []
-        self.lap("")
-
-    def lap(self, name: str) -> None:
-        if self._cuda:
-            mark: Any = torch.cuda.Event(enable_timing=True)
-            mark.record(torch.cuda.current_stream(self._device))
-        else:
-            mark = time.perf_counter()
-        self._marks.append((name, mark))
-
-    def seconds(self) -> dict[str, float]:
-        if self._cuda:
-            self._marks[-1][1].synchronize()
-        laps = dict.fromkeys(("draft_seconds", "verify_seconds", "other_seconds"), 0.0)
-        for (_, before), (name, after) in pairwise(self._marks):
-            laps[f"{name}_seconds"] += before.elapsed_time(after) / 1000 if self._cuda else after - before
-        return laps

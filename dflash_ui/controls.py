@@ -84,7 +84,7 @@ class Controls:
         summaries = json.dumps(_rule_summaries(), ensure_ascii=False)
         c["rule"].change(None, [c["rule"]], [self.rule_summary], js=f"(rule) => ({summaries})[rule] ?? ''", **instant)
         c["unlock"].change(_unlock, [c["unlock"]], [c["dt"]], **instant)
-        self.large_blocks.change(_large_blocks, [self.large_blocks, c["b"]], [c["b"]], **instant)
+        self.large_blocks.input(_large_blocks, [self.large_blocks, c["b"]], [c["b"]], **instant)
         address = (ASSETS / "js" / "address.js").read_text(encoding="utf-8")
         names = json.dumps([list(DEFAULTS), MAX_ADDRESS_PROMPT])
         write = f"(...values) => ({address})({names}, values)"
