@@ -50,9 +50,7 @@ def main() -> None:
 
     base = [run(i, "match", options.base) for i in range(len(prompts))]
     whatif = pooled([rescore(pair.draft, pair.target, g, options.temperatures, rules=options.rules) for g in base])
-    print(
-        f"\n\n{len(prompts)} prompts, {options.tokens} tokens, B = {options.block_size}, {pair.dtype} on {pair.device};"
-    )
+    print(f"\n\n{len(prompts)} prompts, {options.tokens} tokens, B = {options.block_size}, {pair.dtype} on {pair.device};")
     print(f"same contexts: those of match at T = {options.base}, {len(whatif.positions)} judged tokens\n")
     print("| rule | T | τ measured (95 %) | n blocks | τ same contexts (95 %) |")
     print("|:-----|--:|------------------:|---------:|-----------------------:|")

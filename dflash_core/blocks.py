@@ -18,8 +18,11 @@ def require(condition: bool, message: str) -> None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """A real, finite number; a bool is not one."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """A real, finite number that a float can hold; a bool is not one."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
-from itertools import count, islice, pairwise
+from itertools import count, islice
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .blocks import Block, FinishReason, Generation, JudgedToken, SamplingParams, require
-from .sampling import Randomness, entropy, probabilities
+from .sampling import Randomness, entropy, probabilities, widest
+from .stopwatch import Stopwatch
 from .target import Target, as_target
 from .verify import RULES, Verdict, judge_by_match
 
@@ -134,7 +134,7 @@ def _blocks(
     anchor_id = int(anchor)
     features = logits = input_ids.new_empty(0)
     for index in count():
-        watch = _Stopwatch(target.device)
+        watch = Stopwatch(target.device)
         n_drafted = block_size - 1 if draft and index else 0
         draws = randomness.draws(start, n_drafted, fresh=rule.joint)
 
@@ -269,9 +269,8 @@ def _to_host(
             verdict.accept_probs[0],
         ]
         parts += [entropy(p), entropy(q), top.flatten(), p.gather(1, top).flatten(), q.gather(1, top).flatten()]
-    # float32 holds every id exactly up to 2²⁴, float64 all of them; mps has only the former.
-    wide = torch.float32 if drafted.device.type == "mps" else torch.float64
-    values = iter(torch.cat([part.to(wide) for part in parts]).tolist())
+    # Ids travel as floats: exact up to 2²⁴ even in float32, far beyond any vocabulary.
+    values = iter(torch.cat([widest(part) for part in parts]).tolist())
 
     def take(n: int) -> list[float]:
         return list(islice(values, n))
@@ -300,29 +299,3 @@ def _cut(candidates: list[int], remaining: int, stop_token_ids: frozenset[int]) 
     if len(candidates) >= remaining:
         return tuple(candidates[:remaining]), "length"
     return tuple(candidates), None
-
-
-class _Stopwatch:
-    """Laps of a block. On CUDA they are events on the stream, read after the block's one synchronisation."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._device = device
-        self._marks: list[tuple[str, Any]] = []
-        self.lap("")
-
-    def lap(self, name: str) -> None:
-        if self._cuda:
-            mark: Any = torch.cuda.Event(enable_timing=True)
-            mark.record(torch.cuda.current_stream(self._device))
-        else:
-            mark = time.perf_counter()
-        self._marks.append((name, mark))
-
-    def seconds(self) -> dict[str, float]:
-        if self._cuda:
-            self._marks[-1][1].synchronize()
-        laps = dict.fromkeys(("draft_seconds", "verify_seconds", "other_seconds"), 0.0)
-        for (_, before), (name, after) in pairwise(self._marks):
-            laps[f"{name}_seconds"] += before.elapsed_time(after) / 1000 if self._cuda else after - before
-        return laps

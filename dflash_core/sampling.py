@@ -60,13 +60,22 @@ class Randomness:
             # The position is the counter's second word here: the first one counts through the vocabulary.
             generators = (np.random.Generator(self._philox(1, [0, start + 1 + i, block, 0])) for i in range(positions))
             rows = np.stack([generator.standard_exponential(vocab_size) for generator in generators])
-            wide = torch.float32 if self._device.type == "mps" else torch.float64
-            return torch.from_numpy(rows).to(self._device, wide)[None]
+            return torch.from_numpy(rows).to(self._device, wide_dtype(self._device))[None]
 
         return Draws(target, draft[:, :-1], accept[:, :-1], residual, race)
 
     def _philox(self, stream: int, counter: list[int]) -> np.random.Philox:
         return np.random.Philox(key=np.array([self._seed, stream], dtype=np.uint64), counter=counter)
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """float64, or float32 on mps, which has nothing wider."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def widest(values: Tensor) -> Tensor:
+    """The values in the widest float type of their device."""
+    return values.to(wide_dtype(values.device))
 
 
 def probabilities(logits: Tensor, *, temperature: float, top_p: float = 1.0, top_k: int = 0) -> Tensor:
@@ -101,11 +110,9 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     probs: (…, V) weights of 0 or more, each row with a positive sum. uniforms: (…) in [0, 1). Returns ids (…).
     Never returns a token of weight 0.
     """
-    # float32 would round the tail of a large vocabulary away; mps has no float64.
-    wide = torch.float32 if probs.device.type == "mps" else torch.float64
-    cumulated = probs.to(wide).cumsum(-1)
+    cumulated = widest(probs).cumsum(-1)  # float32 would round the tail of a large vocabulary away
     total = cumulated[..., -1:]
-    threshold = torch.minimum(uniforms.to(wide)[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    threshold = torch.minimum(widest(uniforms)[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulated, threshold, right=True)[..., 0]
 
 

@@ -54,13 +54,19 @@ def dump_trace(trace: Trace) -> str:
 
 def parse_trace(text: str) -> Trace:
     """Reads what `dump_trace` wrote. Raises TraceError, naming the line, for anything else."""
-    lines = text.splitlines() if "\n" in text else [text]
-    header = _object(lines[0] if lines else "", 1)
+    # Not splitlines(): texts may hold the other line separators of Unicode.
+    lines = text.removesuffix("\n").split("\n")
+    header = _object(lines[0], 1)
     _check(header.get("format") == FORMAT, 1, f'not a DFlash Lab trace: "format" must be "{FORMAT}"')
     version = header.get("version")
-    _check(version == VERSION, 1, f"trace version {version!r} cannot be read; this program reads version {VERSION}")
+    _check(
+        _whole(version) and version == VERSION,
+        1,
+        f"trace version {version!r} cannot be read; this program reads version {VERSION}",
+    )
     _check(isinstance(header.get("about"), dict), 1, '"about" must be an object')
     prompt_ids = _ids(header.get("prompt_ids"), 1, "prompt_ids")
+    _check(len(prompt_ids) > 0, 1, '"prompt_ids" is empty')
     block_size: Any = header.get("block_size")
     _check(_whole(block_size) and block_size >= 1, 1, '"block_size" must be a whole number of 1 or more')
     params = _build(SamplingParams, header.get("params"), 1, "params")
@@ -75,8 +81,12 @@ def parse_trace(text: str) -> Trace:
             continue
         block = _block(entry.get("block"), number, block_size)
         _check(block.index == len(blocks), number, f"block index {block.index} where {len(blocks)} was due")
-        expected = blocks[-1].start + len(blocks[-1].emitted) if blocks else len(prompt_ids) - 1
-        _check(block.start == expected, number, f"block starts at {block.start} where {expected} was due")
+        start = blocks[-1].start + len(blocks[-1].emitted) if blocks else len(prompt_ids) - 1
+        anchor = blocks[-1].emitted[-1] if blocks else prompt_ids[-1]
+        _check(block.start == start, number, f"block starts at {block.start} where {start} was due")
+        _check(block.anchor == anchor, number, f"the anchor is {block.anchor} where {anchor} was due")
+        _check(bool(blocks) or not block.drafted, number, "block 0 is the prefill: it has no drafted tokens")
+        _check(not blocks or blocks[-1].finish_reason is None, number, "a block after the run has finished")
         blocks.append(block)
         texts.append(entry.get("text"))
     generation = Generation(prompt_ids, params, block_size, tuple(blocks))
@@ -94,13 +104,9 @@ def _block(value: Any, line: int, block_size: int) -> Block:
         _check(isinstance(entry, dict) and isinstance(entry.get("table", []), list), line, '"judged" has a malformed entry')
         numbers = [v for k, v in entry.items() if k != "table"]
         rows = entry.get("table", [])
-        _check(
-            all(is_number(v) for v in numbers)
-            and all(isinstance(row, list) and len(row) == 3 and all(is_number(v) for v in row) for row in rows),
-            line,
-            '"judged" must hold finite numbers',
-        )
-        tokens.append(_build(JudgedToken, {**entry, "table": tuple((int(t), p, q) for t, p, q in rows)}, line, "judged"))
+        _check(all(is_number(v) for v in numbers), line, '"judged" must hold finite numbers')
+        _check(all(_is_table_row(row) for row in rows), line, '"table" must hold rows of a token id and two finite numbers')
+        tokens.append(_build(JudgedToken, {**entry, "table": tuple((t, p, q) for t, p, q in rows)}, line, "judged"))
     block = _build(Block, {**values, "drafted": drafted, "emitted": emitted, "judged": tuple(tokens)}, line, "block")
     whole = (block.index, block.start, block.anchor, block.n_accepted, block.next_token)
     seconds = (block.draft_seconds, block.verify_seconds, block.other_seconds)
@@ -117,6 +123,7 @@ def _block(value: Any, line: int, block_size: int) -> Block:
     _check(block.finish_reason in (None, "stop", "length"), line, 'finish_reason must be null, "stop" or "length"')
     candidates = (*drafted[: block.n_accepted], block.next_token)
     _check(len(emitted) > 0 and emitted == candidates[: len(emitted)], line, "emitted does not follow from the verdict")
+    _check(block.finish_reason is not None or not block.is_cut, line, "a cut block must say why in finish_reason")
     _check(not tokens or len(tokens) == min(block.n_accepted + 1, len(drafted)), line, "judged has the wrong length")
     _check(block.next_target_prob is None or is_number(block.next_target_prob), line, "next_target_prob must be a number")
     return block
@@ -155,8 +162,12 @@ def _build(kind: type, values: Any, line: int, name: str) -> Any:
     _check(isinstance(values, dict), line, f'"{name}" must be an object')
     try:
         return kind(**values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TraceError(f'line {line}: "{name}" is malformed: {error}') from error
+
+
+def _is_table_row(row: Any) -> bool:
+    return isinstance(row, list) and len(row) == 3 and _whole(row[0]) and row[0] >= 0 and is_number(row[1]) and is_number(row[2])
 
 
 def _whole(value: object) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .sampling import Draws, draw
+from .sampling import Draws, draw, widest
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def judge_by_coupling(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor
     own = _race(target_probs, draws.race(target_probs.shape[-1]))
     n_accepted = _leading(own[:, :-1] == drafted)
     both = coupled_agreement(target_probs[:, :-1], draft_probs, drafted)
-    return Verdict(n_accepted, _at(own, n_accepted), (both / _of_tokens(draft_probs, drafted).double()).clamp(max=1.0).float())
+    return Verdict(n_accepted, _at(own, n_accepted), (both / _of_tokens(draft_probs, drafted)).clamp(max=1.0).float())
 
 
 def judge_by_block(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, draws: Draws) -> Verdict:
@@ -173,8 +173,8 @@ def coupled_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
     pⱼ/pᵢ is the larger one exactly where pⱼ/qⱼ ≥ pᵢ/qᵢ, so after sorting by p/q the inner sums are cumulated ones.
     """
-    p, q = target_probs.double(), draft_probs.double()
-    order = (p / q.clamp_min(1e-300)).argsort(-1)
+    p, q = widest(target_probs), widest(draft_probs)
+    order = (p / q.clamp_min(torch.finfo(q.dtype).tiny)).argsort(-1)
     p, q = p.gather(-1, order), q.gather(-1, order)
     p_above = p.flip(-1).cumsum(-1).flip(-1)
     q_below = q.cumsum(-1) - q
@@ -183,8 +183,8 @@ def coupled_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 
 def coupled_agreement(target_probs: Tensor, draft_probs: Tensor, token_ids: Tensor) -> Tensor:
-    """Probability that both races are won by this token: 1 / Σⱼ max(pⱼ/pₓ, qⱼ/qₓ). (N, K, V) and (N, K) → (N, K) in float64."""
-    p, q = target_probs.double(), draft_probs.double()
+    """Probability that both races are won by this token: 1 / Σⱼ max(pⱼ/pₓ, qⱼ/qₓ). (N, K, V) and (N, K) → (N, K)."""
+    p, q = widest(target_probs), widest(draft_probs)
     p_x, q_x = _of_tokens(p, token_ids), _of_tokens(q, token_ids)
     total = torch.maximum(p / p_x[..., None], q / q_x[..., None]).sum(-1)
     return torch.where((p_x > 0) & (q_x > 0), 1 / total, 0.0)

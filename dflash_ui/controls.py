@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import random
 from typing import Any
@@ -83,7 +84,7 @@ class Controls:
         summaries = json.dumps(rule_summaries(), ensure_ascii=False)
         c["rule"].change(None, [c["rule"]], [self.rule_summary], js=f"(rule) => ({summaries})[rule] ?? ''", **instant)
         c["unlock"].change(_unlock, [c["unlock"]], [c["dt"]], **instant)
-        self.large_blocks.change(_large_blocks, [self.large_blocks, c["b"]], [c["b"]], **instant)
+        self.large_blocks.input(_large_blocks, [self.large_blocks, c["b"]], [c["b"]], **instant)
         address = (ASSETS / "js" / "address.js").read_text(encoding="utf-8")
         names = json.dumps([list(DEFAULTS), MAX_ADDRESS_PROMPT])
         write = f"(...values) => ({address})({names}, values)"
@@ -97,7 +98,9 @@ class Controls:
         try:
             return RunRequest.parse(*named.values(), pairs=tuple(self._pairs))
         except ValueError as error:
-            raise gr.Error(sentence(error), title="This cannot be run", print_exception=False) from error
+            # Gradio's messages are HTML: cleaned of scripts, but an image in one would be loaded.
+            said = html.escape(sentence(error), quote=False)
+            raise gr.Error(said, title="This cannot be run", print_exception=False) from error
 
     def restore(self, request: gr.Request) -> list[Any]:
         """Values of the inputs, then of `large_blocks`, from the page's address; what is missing there keeps its default."""

@@ -34,12 +34,17 @@ class Shelf:
         """load: does the loading. name: the pair that a visitor gets without asking."""
         self._load = load
         self.name = name
-        self.pair: Pair | None = None
-        self.progress: Progress | None = None
-        self._loaded = self._loading = ""
+        self._shelved: tuple[str, Pair] | None = None
+        self._progress: Progress | None = None
+        self._loading = ""
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+
+    @property
+    def pair(self) -> Pair | None:
+        """The pair that is loaded, if one is."""
+        return self._shelved[1] if self._shelved else None
 
     def preload(self) -> None:
         """Starts loading the default pair in the background."""
@@ -52,40 +57,55 @@ class Shelf:
             raise self._error
 
     def steps(self, name: str) -> Iterator[Pair | dict[str, Any]]:
-        """Yields how the loading goes, then the pair. Raises what the loading raised."""
-        while (pair := self.pair) is None or self._loaded != name:
-            self._begin(name)
-            thread = self._thread
-            assert thread is not None
+        """Loads a pair unless it is there: yields how that goes, then the pair. Raises what the loading raised.
+
+        For the visitor who has the device: the pair that was on the shelf is gone afterwards.
+        """
+        while not (shelved := self._shelved) or shelved[0] != name:
+            thread = self._begin(name)
             thread.join(POLL_SECONDS)
             if not thread.is_alive() and self._loading == name and self._error:
                 raise self._error
-            progress = self.progress or Progress("Preparing", None, None)
-            yield {"phase": progress.phase, "fraction": progress.fraction, "seconds_left": progress.seconds_left}
-        yield pair
+            yield self._step()
+        yield shelved[1]
 
-    def _begin(self, name: str) -> None:
+    def watch(self) -> Iterator[Pair | dict[str, Any]]:
+        """Yields how the loading under way goes, then the pair that is there, if any. Starts nothing."""
+        while (thread := self._thread) and thread.is_alive():
+            thread.join(POLL_SECONDS)
+            yield self._step()
+        if self._error:
+            raise self._error
+        if self.pair:
+            yield self.pair
+
+    def _step(self) -> dict[str, Any]:
+        progress = self._progress or Progress("Preparing", None, None)
+        return {"phase": progress.phase, "fraction": progress.fraction, "seconds_left": progress.seconds_left}
+
+    def _begin(self, name: str) -> threading.Thread:
+        """The thread that loads: the one at work, even on another pair, or a new one."""
         with self._lock:
-            if (self._thread and self._thread.is_alive()) or self._loaded == name:
-                return
+            if self._thread and (self._thread.is_alive() or (self._shelved and self._shelved[0] == name)):
+                return self._thread
             self._loading, self._error = name, None
             self._thread = threading.Thread(target=self._work, args=(name,), daemon=True, name=f"load {name}")
             self._thread.start()
+            return self._thread
 
     def _work(self, name: str) -> None:
         # The old pair goes first: two large ones may not fit.
-        self.pair, self._loaded = None, ""
+        self._shelved, self._error = None, None
 
         def report(progress: Progress) -> None:
-            self.progress = progress
+            self._progress = progress
 
         try:
-            self.pair = self._load(name, report)
-            self._loaded = name
+            self._shelved = (name, self._load(name, report))
         except Exception as error:  # told to whoever asks for the pair
             self._error = error
         finally:
-            self.progress = None
+            self._progress = None
 
 
 def make_decode(shelf: Shelf) -> Callable[[list[int], SamplingParams, int, int], Iterator[Block]]:

@@ -19,6 +19,7 @@ from .text import text
 logger = logging.getLogger(__name__)
 
 QUEUE_SIZE = 64
+SCRIPTS_AT_ONCE = 8  # each holds one of the server's 40 threads while it waits for the device; visitors need some too
 
 
 def build_page(load: LoadPair, *, pair: str, label: str | None = None, only: bool = False) -> tuple[gr.Blocks, Shelf]:
@@ -38,7 +39,7 @@ def build_page(load: LoadPair, *, pair: str, label: str | None = None, only: boo
                 tab = RunTab(page, runs, shelf, offered_pairs(pair, label, only=only), recorded[0] if recorded else None)
             with gr.Tab(text("tabs", "lossless"), id="lossless") as lossless:
                 LosslessTab(lossless, runs, recorded)
-        gr.api(tab.generate, api_name="generate", concurrency_limit=None)  # type: ignore[attr-defined]
+        gr.api(tab.generate, api_name="generate", concurrency_limit=SCRIPTS_AT_ONCE)  # type: ignore[attr-defined]
     page.queue(max_size=QUEUE_SIZE)
     return page, shelf
 

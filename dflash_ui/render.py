@@ -17,7 +17,9 @@ Chip = dict[str, Any]
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
-CONTEXT = 6  # tokens decoded along as context; enough for a tokenizer that treats a leading space specially
+# Tokens decoded along as context: enough for a tokenizer that treats a leading space specially, and for the tokens of all
+# characters that may still be incomplete.
+CONTEXT = 3 * LONGEST_CHARACTER
 
 
 class TokenText:
@@ -27,63 +29,65 @@ class TokenText:
         self._tokenizer = tokenizer
         self._special = set(tokenizer.all_special_ids)
         self._context = list(prompt_ids[-CONTEXT:])
-        self._held: list[int] = []  # the first tokens of a character that the next block may complete
+        self._open = 0  # characters at the context's end without a chip yet: the next tokens may complete them
 
     def block_chips(self, block: Block) -> list[Chip]:
         """The chips of a block in the order of display, ghosts included."""
-        n_emitted = len(block.emitted)
         chips = self._emitted([_emitted_chip(block, k) for k in range(1, block.accepted + 1)])
         ghosts = self._ghosts(block)
         if not block.is_cut:
-            last = _emitted_chip(block, n_emitted)
+            last = _emitted_chip(block, len(block.emitted))
             rejected, ghosts = ghosts[: block.rejected], ghosts[block.rejected :]
             if rejected:
                 last["r"] = rejected[0]["t"]
             chips += rejected + self._emitted([last])
-        if block.finish_reason and self._held:
-            # The output ends inside a character: nothing will complete it any more.
-            chips[-1]["t"] = self._piece(self._context, self._held)
+        if block.finish_reason:
+            # An output that ends inside a character: nothing will complete it any more.
+            chips[-1]["t"] += INCOMPLETE * self._open
         return chips + ghosts
 
     def _emitted(self, tokens: list[Chip]) -> list[Chip]:
         # A character may go on in the next block: until then its first tokens are on show without text.
-        chips, self._context, self._held = self._decode(tokens, self._context, self._held)
+        chips, self._context, self._open = self._decode(tokens, self._context, self._open)
         return chips
 
     def _ghosts(self, block: Block) -> list[Chip]:
         first = len(block.emitted) if block.is_cut else block.n_accepted
         tokens = [_ghost_chip(block, k) for k in range(first + 1, len(block.drafted) + 1)]
-        chips, context, held = self._decode(tokens, self._context, self._held)
-        if held and chips:
-            chips[-1]["t"] = self._piece(context, held)
-        return chips
+        ghosts: list[Chip] = []
+        context, n_open = self._context, self._open
+        for part in (tokens[: block.rejected], tokens[block.rejected :]):  # one chip never holds tokens of two states
+            chips, context, n_open = self._decode(part, context, n_open)
+            if chips:
+                chips[-1]["t"] += INCOMPLETE * n_open
+            ghosts += [chip for chip in chips if chip["ids"]]
+        return ghosts
 
-    def _decode(self, tokens: Iterable[Chip], context: list[int], held: list[int]) -> tuple[list[Chip], list[int], list[int]]:
-        """Gives each token of `tokens` its text, merging those that share a character. Returns also the new context."""
+    def _decode(self, tokens: Iterable[Chip], context: list[int], n_open: int) -> tuple[list[Chip], list[int], int]:
+        """Gives each of `tokens` its text, merging those that share a character. Returns also the new context and n_open."""
         chips: list[Chip] = []
         group: list[Chip] = []
+        text = ""
         for token in tokens:
             (token_id,) = token["ids"]
             if token_id in self._special:
-                if group:
-                    chips.append(_merged(group, self._piece(context, held)))
-                chips.append({**token, "t": self._tokenizer.decode([token_id]), "special": True})
-                context, held, group = [*context, *held, token_id][-CONTEXT:], [], []
+                if n_open:  # a character that nothing completes
+                    chips.append(_merged(group or [_without_token(token)], text + INCOMPLETE * n_open))
+                chips.append({**token, "t": _read(self._tokenizer, [token_id]), "special": True})
+                context, n_open, group, text = [*context, token_id][-CONTEXT:], 0, [], ""
                 continue
-            held = [*held, token_id]
+            shown = len(_read(self._tokenizer, context)) - n_open
+            added = _read(self._tokenizer, [*context, token_id])[shown:]
+            n_open = min(len(added) - len(added.rstrip(INCOMPLETE)), LONGEST_CHARACTER - 1)
+            context = [*context, token_id][-CONTEXT:]
             group.append(token)
-            text = self._piece(context, held)
-            if text.endswith(INCOMPLETE) and len(held) < LONGEST_CHARACTER:
-                continue
-            chips.append(_merged(group, text))
-            context, held, group = [*context, *held][-CONTEXT:], [], []
+            text += added[: len(added) - n_open]
+            if not n_open or len(group) == LONGEST_CHARACTER:
+                chips.append(_merged(group, text))
+                group, text = [], ""
         if group:
-            chips.append(_merged(group, ""))
-        return chips, context, held
-
-    def _piece(self, context: list[int], ids: list[int]) -> str:
-        before = self._tokenizer.decode(context, skip_special_tokens=False)
-        return str(self._tokenizer.decode([*context, *ids], skip_special_tokens=False)[len(before) :])
+            chips.append(_merged(group, text))
+        return chips, context, n_open
 
 
 def prompt_chips(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> list[Chip]:
@@ -94,7 +98,11 @@ def prompt_chips(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) 
         if token_id in special or not chips or "special" in chips[-1]:
             chips.append({"s": "prompt", "ids": [], "pos": position} | ({"special": True} if token_id in special else {}))
         chips[-1]["ids"].append(token_id)
-    return [chip | {"t": tokenizer.decode(chip["ids"]), "ids": []} for chip in chips]
+    return [chip | {"t": _read(tokenizer, chip["ids"]), "ids": []} for chip in chips]
+
+
+def _read(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _emitted_chip(block: Block, k: int) -> Chip:
@@ -134,6 +142,11 @@ def _merged(group: list[Chip], text: str) -> Chip:
         return group[0] | {"t": text}
     first = {name: group[0][name] for name in ("s", "pos", "k")}
     return first | {"t": text, "ids": [chip["ids"][0] for chip in group]}
+
+
+def _without_token(chip: Chip) -> Chip:
+    """A chip for text that belongs to no token of this block."""
+    return {name: chip[name] for name in ("s", "pos", "k")} | {"ids": []}
 
 
 def view(block: Block, chips: list[Chip], running_tau: float | None) -> dict[str, Any]:

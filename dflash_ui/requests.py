@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from reprlib import repr as shortened  # a wrong value can be of any size
 
-from dflash_core.blocks import SamplingParams, is_number, require
+from dflash_core.blocks import SamplingParams, require
+from dflash_core.verify import RULES
 
 MAX_PROMPT = 20_000  # characters
 MAX_NEW_TOKENS = 4096
@@ -44,15 +45,18 @@ class RunRequest:
         pairs: tuple[str, ...],
     ) -> RunRequest:
         """Values as they arrive; `pairs` are those on offer. draft_temperature: None locks it to the temperature."""
-        require(isinstance(prompt, str), f"the prompt must be text, not {prompt!r}")
+        require(isinstance(prompt, str), f"the prompt must be text, not {shortened(prompt)}")
         assert isinstance(prompt, str)
         require(bool(prompt.strip()), "the prompt is empty: type something, or choose a preset")
         require(len(prompt) <= MAX_PROMPT, f"the prompt has {len(prompt):,} characters; at most {MAX_PROMPT:,} are taken")
         # Half of a surrogate pair can be pasted into a browser; no tokenizer takes it.
         prompt = prompt.encode("utf-8", "replace").decode("utf-8")
-        require(isinstance(pair, str) and pair in pairs, f"the model pair must be one of {', '.join(pairs)}, not {pair!r}")
-        require(isinstance(chat, bool), f"chat must be true or false, not {chat!r}")
-        require(isinstance(rule, str), f"the rule must be a name, not {rule!r}")
+        require(
+            isinstance(pair, str) and pair in pairs, f"the model pair must be one of {', '.join(pairs)}, not {shortened(pair)}"
+        )
+        require(isinstance(chat, bool), f"chat must be true or false, not {shortened(chat)}")
+        require(isinstance(rule, str), f"the rule must be a name, not {shortened(rule)}")
+        require(rule in RULES, f"the rule must be one of {', '.join(RULES)}, not {shortened(rule)}")
         if draft_temperature is not None:
             draft_temperature = _number("draft temperature", draft_temperature, 0.0, MAX_TEMPERATURE)
         params = SamplingParams(
@@ -74,13 +78,13 @@ class RunRequest:
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:
-    if not is_number(value) or not low <= value <= high:
-        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, not {shortened(value)}")
     return float(value)
 
 
 def _whole(name: str, value: object, low: int, high: int) -> int:
     # A browser sends 8 as 8 or 8.0.
-    if not is_number(value) or math.floor(value) != value or not low <= value <= high:
-        raise ValueError(f"{name} must be a whole number from {low:,} to {high:,}, not {value!r}")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high or value != int(value):
+        raise ValueError(f"{name} must be a whole number from {low:,} to {high:,}, not {shortened(value)}")
     return int(value)

@@ -43,11 +43,16 @@ class RunTab:
         buttons = [controls.run, controls.stop, controls.plain]
 
         started = gr.on([controls.run.click, controls.inputs["prompt"].submit], _busy, None, buttons, **instant)
-        started.then(self.on_run, inputs, [self.stage], **streaming).then(_idle, None, buttons, **instant)
         measuring = controls.plain.click(_busy, None, buttons, **instant)
-        measuring.then(self.on_plain, None, [self.stage], **streaming).then(_idle, None, buttons, **instant)
+        for streamed in (
+            started.then(self.on_run, inputs, [self.stage], **streaming),
+            measuring.then(self.on_plain, None, [self.stage], **streaming),
+        ):
+            # Whatever its documentation says, `then` does not follow an error.
+            streamed.then(_idle, None, buttons, **instant)
+            streamed.failure(_idle, None, buttons, **instant)
         controls.stop.click(self.on_stop, None, None, **instant)
-        page.load(controls.restore, None, [*inputs, controls.large_blocks], **instant)
+        page.load(controls.restore, None, [*inputs, controls.large_blocks], **streaming)  # queued, or its warning is not seen
         page.load(self.watch_model, None, [self.model_status], **streaming)
 
     def on_run(self, request: gr.Request, *values: Any) -> Iterator[str]:
@@ -72,17 +77,21 @@ class RunTab:
             run.stop.set()
 
     def watch_model(self) -> Iterator[str]:
-        """Says how far the default pair is, until it is there."""
+        """Says how far the models are that are being loaded, until one pair is there."""
         try:
-            for step in self._shelf.steps(self._shelf.name):
+            for step in self._shelf.watch():
                 if isinstance(step, Pair):
-                    yield text("model", "ready").format(
-                        label=step.label, dtype=step.dtype, device=step.device, block_size=step.draft.block_size
-                    )
-                    return
-                share = "" if step["fraction"] is None else f" ({step['fraction']:.0%})"
-                left = "" if step["seconds_left"] is None else f", about {step['seconds_left']:.0f} s left"
-                yield text("model", "loading").format(phase=step["phase"], share=share, left=left)
+                    values = {
+                        "label": step.label,
+                        "dtype": step.dtype,
+                        "device": step.device,
+                        "block_size": step.draft.block_size,
+                    }
+                    yield text("model", "ready").format(**values)
+                else:
+                    share = "" if step["fraction"] is None else f" ({step['fraction']:.0%})"
+                    left = "" if step["seconds_left"] is None else f", about {step['seconds_left']:.0f} s left"
+                    yield text("model", "loading").format(phase=step["phase"], share=share, left=left)
         except Exception as error:
             yield f"⚠ {sentence(error)}"
 

@@ -142,8 +142,9 @@ class Run:
     def trace(self) -> str:
         """The run so far as JSONL."""
         request = self.request
-        generation = Generation(tuple(self.prompt_ids), request.params, request.block_size, tuple(self.blocks))
-        return dump_trace(Trace(generation, self.about, tuple(view["chips"] for view in self.views)))
+        views = tuple(self.views)  # the run may be going on: a block's view comes last
+        generation = Generation(tuple(self.prompt_ids), request.params, request.block_size, tuple(self.blocks[: len(views)]))
+        return dump_trace(Trace(generation, self.about, tuple(view["chips"] for view in views)))
 
 
 def make_head(about: dict[str, Any], params: SamplingParams, block_size: int, prompt_tokens: int) -> dict[str, Any]:
@@ -205,6 +206,9 @@ class Runs:
         except Exception as error:
             run.set("error", _told(error))
             yield run.payload()
+        finally:
+            if run.status in ("waiting", "loading", "running"):
+                run.set("stopped", "Stopped: the page that asked for it was closed")
 
     def plain_payloads(self, run: Run) -> Iterator[dict[str, Any]]:
         """Measures plain decoding of the same prompt, seed and length, for the run's speed-up."""
@@ -215,6 +219,9 @@ class Runs:
         except Exception as error:
             run.plain = None
             run.set(before[0], f"Plain decoding could not be measured: {_told(error)}")
+        except GeneratorExit:
+            run.set(*before)
+            raise
         else:
             run.set(*before)
         yield run.payload()
@@ -260,6 +267,9 @@ class Runs:
             else:
                 why = {"stop": "The model ended its answer", "length": "Token limit reached"}
                 run.set("done", why[run.blocks[-1].finish_reason or "length"])
+        except Exception:
+            yield run.payload(sent)  # what there was before it went wrong
+            raise
         finally:
             blocks.close()  # type: ignore[attr-defined]
         yield run.payload(sent)

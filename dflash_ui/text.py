@@ -22,3 +22,8 @@ def text(section: str, key: str) -> str:
 def presets() -> dict[str, dict[str, Any]]:
     """Label → {"prompt", "chat", "why"}: prompts chosen for how predictable their answers are."""
     return dict(_all()["presets"])
+
+
+def recordings() -> dict[str, dict[str, Any]]:
+    """File name → title, preset and settings of the runs that ship with the page."""
+    return dict(_all()["recordings"])
