@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Protocol
 
@@ -14,7 +13,7 @@ from .blocks import Block, FinishReason, Generation, JudgedToken, SamplingParams
 from .sampling import Randomness, entropy, probabilities, widest
 from .stopwatch import Stopwatch
 from .target import Target, as_target
-from .verify import RULES, Verdict, judge_by_match
+from .verify import RULES, Rule, Verdict, judge_by_match
 
 
 class Draft(Protocol):
@@ -162,10 +161,14 @@ def _blocks(
         # With nothing drafted every rule is one draw from p; the same-text rules make it in their own way.
         judge = rule.judge if n_drafted or rule.same_text else judge_by_match
         verdict = judge(target_probs, draft_probs, drafted, draws)
-        outcome = _to_host(verdict, drafted, target_probs, draft_probs, details=details, table_size=table_size)
+        n_accepted, next_token, drafted_ids = _to_host(verdict, drafted)
+        judged: tuple[JudgedToken, ...] = ()
+        next_prob = None
+        if details:
+            judged, next_prob = _details(rule, target_probs, draft_probs, drafted, n_accepted, next_token, table_size)
 
         # 4 commit: the output grows, cut at a stop token or the cap; both caches keep what came before its last token
-        emitted, finish_reason = _cut([*outcome.drafted[: outcome.n_accepted], outcome.next_token], remaining, stop_token_ids)
+        emitted, finish_reason = _cut([*drafted_ids[:n_accepted], next_token], remaining, stop_token_ids)
         n_scored = pending.shape[1]
         block_start, start = start, start + len(emitted)
         remaining -= len(emitted)
@@ -179,14 +182,14 @@ def _blocks(
             index=index,
             start=block_start,
             anchor=anchor_id,
-            drafted=outcome.drafted,
-            n_accepted=outcome.n_accepted,
-            next_token=outcome.next_token,
-            next_kind="resampled" if outcome.n_accepted < n_drafted else "bonus",
+            drafted=drafted_ids,
+            n_accepted=n_accepted,
+            next_token=next_token,
+            next_kind="resampled" if n_accepted < n_drafted else "bonus",
             emitted=emitted,
             finish_reason=finish_reason,
-            judged=outcome.judged,
-            next_target_prob=outcome.next_target_prob,
+            judged=judged,
+            next_target_prob=next_prob,
             **watch.seconds(),
         )
         if finish_reason:
@@ -241,54 +244,33 @@ def dflash_generate(
     return Generation(tuple(input_ids[0].tolist()), params, block_size, tuple(blocks))
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """One block's verdict as plain Python values."""
-
-    n_accepted: int
-    next_token: int
-    drafted: tuple[int, ...]
-    judged: tuple[JudgedToken, ...]
-    next_target_prob: float | None
+def _to_host(verdict: Verdict, drafted: Tensor) -> tuple[int, int, tuple[int, ...]]:
+    """(n_accepted, next_token, drafted ids), brought to the host with the block's one synchronisation."""
+    values = torch.cat([verdict.n_accepted, verdict.next_token, drafted[0]]).tolist()
+    return values[0], values[1], tuple(values[2:])
 
 
-def _to_host(
-    verdict: Verdict, drafted: Tensor, target_probs: Tensor, draft_probs: Tensor, *, details: bool, table_size: int
-) -> _Outcome:
-    """Brings a verdict to the host with a single synchronisation: everything travels in one tensor."""
-    n_drafted = drafted.shape[1]
-    parts = [verdict.n_accepted, verdict.next_token, drafted[0]]
-    if details:
-        next_probs = target_probs[0].index_select(0, verdict.n_accepted)
-        p, q = target_probs[0, :-1], draft_probs[0]
-        top = torch.maximum(p, q).topk(table_size, dim=-1).indices
-        parts += [next_probs.gather(1, verdict.next_token[:, None])[0]]
-        parts += [
-            p.gather(1, drafted[0, :, None])[:, 0],
-            q.gather(1, drafted[0, :, None])[:, 0],
-            verdict.accept_probs[0],
-        ]
-        parts += [entropy(p), entropy(q), top.flatten(), p.gather(1, top).flatten(), q.gather(1, top).flatten()]
-    # Ids travel as floats: exact up to 2²⁴ even in float32, far beyond any vocabulary.
-    values = iter(torch.cat([widest(part) for part in parts]).tolist())
-
-    def take(n: int) -> list[float]:
-        return list(islice(values, n))
-
-    n_accepted, next_token = (int(value) for value in take(2))
-    drafted_ids = tuple(int(token) for token in take(n_drafted))
-    if not details:
-        return _Outcome(n_accepted, next_token, drafted_ids, (), None)
-    (next_prob,) = take(1)
-    columns = [take(n_drafted) for _ in range(5)]
-    tables = [[take(table_size) for _ in range(n_drafted)] for _ in range(3)]
-    n_judged = min(n_accepted + 1, n_drafted)
+def _details(
+    rule: Rule, target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, n_accepted: int, next_token: int, table_size: int
+) -> tuple[tuple[JudgedToken, ...], float]:
+    """What is recorded of the judged positions, and p(next_token). A second synchronisation, but only where details are asked
+    for; and of the vocabulary-sized work, only that for positions that were judged."""
+    n_judged = min(n_accepted + 1, drafted.shape[1])
+    accept = rule.accept_probs(target_probs, draft_probs, drafted)[0, :n_judged]
+    p, q, x = target_probs[0, :n_judged], draft_probs[0, :n_judged], drafted[0, :n_judged, None]
+    top = torch.maximum(p, q).topk(table_size, dim=-1).indices
+    numbers = torch.stack([p.gather(1, x)[:, 0], q.gather(1, x)[:, 0], accept, entropy(p), entropy(q)], dim=1)
+    tables = torch.stack([widest(top), widest(p.gather(1, top)), widest(q.gather(1, top))], dim=2)
+    next_prob = target_probs[0, n_accepted, next_token]
+    flat = torch.cat([widest(next_prob[None]), widest(numbers).flatten(), tables.flatten()]).tolist()
+    values = iter(flat[1:])
+    rows = [list(islice(values, 5)) for _ in range(n_judged)]
     judged = []
-    for i in range(n_judged):
-        table = tuple((int(token), p, q) for token, p, q in zip(*(rows[i] for rows in tables), strict=True))
-        p_x, q_x, accept, p_entropy, q_entropy = (column[i] for column in columns)
-        judged.append(JudgedToken(p_x, q_x, accept, p_entropy, q_entropy, table))
-    return _Outcome(n_accepted, next_token, drafted_ids, tuple(judged), next_prob)
+    for p_x, q_x, accept_x, p_entropy, q_entropy in rows:
+        entries = (list(islice(values, 3)) for _ in range(table_size))
+        table = tuple((int(token), p_token, q_token) for token, p_token, q_token in entries)
+        judged.append(JudgedToken(p_x, q_x, accept_x, p_entropy, q_entropy, table))
+    return tuple(judged), flat[0]
 
 
 def _cut(candidates: list[int], remaining: int, stop_token_ids: frozenset[int]) -> tuple[tuple[int, ...], FinishReason | None]:

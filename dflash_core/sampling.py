@@ -7,6 +7,7 @@ always the target's own draw, the same text for every block size and every draft
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,6 +57,7 @@ class Randomness:
         uniforms = (words.reshape(positions, 4) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
         target, draft, accept, residual = torch.from_numpy(uniforms).to(self._device).T[:, None]
 
+        @functools.cache  # draft and target ask for the same numbers
         def race(vocab_size: int) -> Tensor:
             # The position is the counter's second word here: the first one counts through the vocabulary.
             generators = (np.random.Generator(self._philox(1, [0, start + 1 + i, block, 0])) for i in range(positions))

@@ -21,12 +21,10 @@ class Verdict:
 
     n_accepted: (N,) drafted tokens kept, 0 … γ.
     next_token: (N,) the token after them: resampled where n_accepted < γ, bonus where it is γ.
-    accept_probs: (N, γ) the rule's probability of accepting each drafted token x, given x.
     """
 
     n_accepted: Tensor
     next_token: Tensor
-    accept_probs: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +39,8 @@ class Rule:
         drafted again in a later block.
     propose: (draft_probs (N, γ, V), draws) → drafted ids (N, γ).
     judge: (target_probs (N, γ + 1, V), draft_probs (N, γ, V), drafted (N, γ), draws) → Verdict. γ ≥ 1.
+    accept_probs: (target_probs, draft_probs, drafted) → (N, γ) probability of accepting each drafted token, given that token
+        and that those before it were accepted.
     acceptance: (target_probs (…, V), draft_probs (…, V)) → (…) probability that one position is accepted, in closed form.
     """
 
@@ -53,6 +53,7 @@ class Rule:
     joint: bool
     propose: Callable[[Tensor, Draws], Tensor]
     judge: Callable[[Tensor, Tensor, Tensor, Draws], Verdict]
+    accept_probs: Callable[[Tensor, Tensor, Tensor], Tensor]
     acceptance: Callable[[Tensor, Tensor], Tensor]
 
 
@@ -70,7 +71,7 @@ def judge_by_match(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, d
     """The target draws y ~ p at every position; x is accepted while y = x, and the first other y is emitted instead."""
     own = draw(target_probs, draws.target)
     n_accepted = _leading(own[:, :-1] == drafted)
-    return Verdict(n_accepted, _at(own, n_accepted), _of_tokens(target_probs[:, :-1], drafted))
+    return Verdict(n_accepted, _at(own, n_accepted))
 
 
 def judge_by_ratio(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, draws: Draws) -> Verdict:
@@ -86,7 +87,7 @@ def judge_by_ratio(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, d
     rejected = n_accepted < n_drafted
     q_next = _at(draft_probs, n_accepted.clamp(max=n_drafted - 1)) * rejected[:, None]
     next_token = _draw_residual(p_next, q_next, p_next, rejected, n_accepted, draws)
-    return Verdict(n_accepted, next_token, (p_drafted / q_drafted).clamp(max=1.0))
+    return Verdict(n_accepted, next_token)
 
 
 def propose_by_race(draft_probs: Tensor, draws: Draws) -> Tensor:
@@ -101,8 +102,7 @@ def judge_by_coupling(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor
     """
     own = _race(target_probs, draws.race(target_probs.shape[-1]))
     n_accepted = _leading(own[:, :-1] == drafted)
-    both = coupled_agreement(target_probs[:, :-1], draft_probs, drafted)
-    return Verdict(n_accepted, _at(own, n_accepted), (both / _of_tokens(draft_probs, drafted)).clamp(max=1.0).float())
+    return Verdict(n_accepted, _at(own, n_accepted))
 
 
 def judge_by_block(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, draws: Draws) -> Verdict:
@@ -120,11 +120,7 @@ def judge_by_block(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, d
     rejected = n_accepted < n_drafted
     q_next = _at(draft_probs, n_accepted.clamp(max=n_drafted - 1)) * rejected[:, None]
     scale = torch.where(rejected, _at(weight, n_accepted), 1.0)
-    # P(the first i are kept | the block): some prefix of length i or more passes.
-    kept = 1 - (1 - passing).flip(-1).cumprod(-1).flip(-1)
-    before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], dim=1)
-    accept_probs = torch.where(before > 0, kept / before.clamp_min(1e-30), 0.0)
-    return Verdict(n_accepted, _draw_residual(scale[:, None] * p_next, q_next, p_next, rejected, n_accepted, draws), accept_probs)
+    return Verdict(n_accepted, _draw_residual(scale[:, None] * p_next, q_next, p_next, rejected, n_accepted, draws))
 
 
 def judge_naively(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, draws: Draws) -> Verdict:
@@ -135,7 +131,7 @@ def judge_naively(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, dr
     verdict = judge_by_ratio(target_probs, draft_probs, drafted, draws)
     rejected = verdict.n_accepted < drafted.shape[1]
     uniforms = torch.where(rejected, _at(draws.residual, verdict.n_accepted), _at(draws.target, verdict.n_accepted))
-    return Verdict(verdict.n_accepted, draw(_at(target_probs, verdict.n_accepted), uniforms), verdict.accept_probs)
+    return Verdict(verdict.n_accepted, draw(_at(target_probs, verdict.n_accepted), uniforms))
 
 
 def block_weights(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,6 +147,32 @@ def block_weights(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor) ->
     # 0/0 is p = q with full weight: what comes after is accepted for certain, so this prefix may pass as well.
     passing = torch.where(total > 0, rest / total.clamp_min(1e-30), 1.0)
     return weight, torch.cat([passing, weight[:, -1:]], dim=1)
+
+
+def target_prob_of(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor) -> Tensor:
+    """p(x): a drafted x is kept if an independent draw from p is x too."""
+    return _of_tokens(target_probs[:, :-1], drafted)
+
+
+def ratio_of(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor) -> Tensor:
+    """min(1, p(x) / q(x))."""
+    return (_of_tokens(target_probs[:, :-1], drafted) / _of_tokens(draft_probs, drafted)).clamp(max=1.0)
+
+
+def coupled_agreement(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor) -> Tensor:
+    """P(x wins both races) / q(x), the former being 1 / Σⱼ max(pⱼ/pₓ, qⱼ/qₓ)."""
+    p, q = widest(target_probs[:, :-1]), widest(draft_probs)
+    p_x, q_x = _of_tokens(p, drafted), _of_tokens(q, drafted)
+    total = torch.maximum(p / p_x[..., None], q / q_x[..., None]).sum(-1)
+    return torch.where(p_x > 0, 1 / (total * q_x), 0.0).clamp(max=1.0).to(target_probs.dtype)
+
+
+def block_survival(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor) -> Tensor:
+    """P(the first i are kept | the whole drafted block) over that of the first i − 1: some prefix of length i or more passes."""
+    _, passing = block_weights(target_probs, draft_probs, drafted)
+    kept = 1 - (1 - passing).flip(-1).cumprod(-1).flip(-1)
+    before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], dim=1)
+    return torch.where(before > 0, kept / before.clamp_min(1e-30), 0.0)
 
 
 def match_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
@@ -180,14 +202,6 @@ def coupled_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     q_below = q.cumsum(-1) - q
     shares = torch.where((p > 0) & (q > 0), 1 / (p_above / p + q_below / q), 0.0)
     return shares.sum(-1).to(target_probs.dtype)
-
-
-def coupled_agreement(target_probs: Tensor, draft_probs: Tensor, token_ids: Tensor) -> Tensor:
-    """Probability that both races are won by this token: 1 / Σⱼ max(pⱼ/pₓ, qⱼ/qₓ). (N, K, V) and (N, K) → (N, K)."""
-    p, q = widest(target_probs), widest(draft_probs)
-    p_x, q_x = _of_tokens(p, token_ids), _of_tokens(q, token_ids)
-    total = torch.maximum(p / p_x[..., None], q / q_x[..., None]).sum(-1)
-    return torch.where((p_x > 0) & (q_x > 0), 1 / total, 0.0)
 
 
 def _race(probs: Tensor, noise: Tensor) -> Tensor:
@@ -234,6 +248,7 @@ RULES: dict[str, Rule] = {
             joint=False,
             propose=propose_by_sampling,
             judge=judge_by_match,
+            accept_probs=target_prob_of,
             acceptance=match_acceptance,
         ),
         Rule(
@@ -246,6 +261,7 @@ RULES: dict[str, Rule] = {
             joint=False,
             propose=propose_greedily,
             judge=judge_by_match,
+            accept_probs=target_prob_of,
             acceptance=greedy_match_acceptance,
         ),
         Rule(
@@ -258,6 +274,7 @@ RULES: dict[str, Rule] = {
             joint=False,
             propose=propose_by_sampling,
             judge=judge_by_ratio,
+            accept_probs=ratio_of,
             acceptance=speculative_acceptance,
         ),
         Rule(
@@ -270,6 +287,7 @@ RULES: dict[str, Rule] = {
             joint=False,
             propose=propose_by_race,
             judge=judge_by_coupling,
+            accept_probs=coupled_agreement,
             acceptance=coupled_acceptance,
         ),
         Rule(
@@ -282,6 +300,7 @@ RULES: dict[str, Rule] = {
             joint=True,
             propose=propose_by_sampling,
             judge=judge_by_block,
+            accept_probs=block_survival,
             # At a position alone it is the ratio test; within a block it keeps at least as many tokens.
             acceptance=speculative_acceptance,
         ),
@@ -295,6 +314,7 @@ RULES: dict[str, Rule] = {
             joint=False,
             propose=propose_by_sampling,
             judge=judge_naively,
+            accept_probs=ratio_of,
             acceptance=speculative_acceptance,
         ),
     )
