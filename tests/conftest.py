@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pytest
@@ -14,6 +16,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from dflash_core.draft_model import DFlashDraftModel
+from dflash_core.pairs import Pair, load_pair
+from dflash_core.weights import WeightsUnavailable
+
+if TYPE_CHECKING:
+    from tests.served import ServedPage  # brings gradio, which most tests do without
 
 torch.set_num_threads(1)  # tiny models; more threads only wait for each other
 
@@ -108,3 +115,52 @@ def target(request: pytest.FixtureRequest) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def draft() -> DFlashDraftModel:
     return tiny_draft()
+
+
+def missing(what: str) -> NoReturn:
+    """Skips the test; in CI nothing may be skipped unseen, so there it fails."""
+    if os.environ.get("CI"):
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="session")
+def embedded_pair() -> Pair:
+    try:
+        return load_pair("embedded")
+    except WeightsUnavailable as error:
+        missing(f"the embedded pair cannot be had: {error}")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        missing("the page is tested in a real browser, and there is no chromium on this machine")
+    from playwright.sync_api import sync_playwright
+
+    from tests.served import BROWSER_OPTIONS
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=BROWSER_OPTIONS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def toy_page() -> Iterator[ServedPage]:
+    from tests.served import ServedPage
+
+    page = ServedPage(lambda name, progress: load_pair(name, progress=progress), "toy")
+    yield page
+    page.close()
+
+
+@pytest.fixture(scope="session")
+def embedded_page(embedded_pair: Pair) -> Iterator[ServedPage]:
+    from tests.served import ServedPage
+
+    page = ServedPage(lambda name, _: embedded_pair if name == "embedded" else load_pair(name), "embedded")
+    yield page
+    page.close()

@@ -6,8 +6,6 @@ One file, though a long one: opening the page costs more than any test, so all o
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from dflash_ui import theme
 from dflash_ui.stage import boot, encode, stage
 from tests.scripted import HOSTILE, ScriptedRun
+from tests.served import free_port
 
 pytestmark = pytest.mark.browser
 
@@ -56,30 +55,10 @@ def address() -> Iterator[str]:
         gr.Button("send", elem_id="send").click(
             lambda text: text, message, shown, show_progress="hidden", api_visibility="private"
         )
-    _, url, _ = demo.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False, run_history=False, theme=theme.gradio_theme())
+    options: dict[str, Any] = {"quiet": True, "ssr_mode": False, "run_history": False, "theme": theme.gradio_theme()}
+    _, url, _ = demo.launch(prevent_thread_lock=True, server_port=free_port(), **options)
     yield url
     demo.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = (
-        os.environ.get("CHROMIUM")
-        or shutil.which("chromium")
-        or shutil.which("chromium-browser")
-        or shutil.which("google-chrome")
-    )
-    if path is None:
-        if os.environ.get("CI"):
-            pytest.fail("the stage is tested in a real browser, and there is no chromium on this machine")
-        pytest.skip("no chromium on this machine")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-        browser = playwright.chromium.launch(executable_path=path, args=options)
-        yield browser
-        browser.close()
 
 
 class Page:
