@@ -8,10 +8,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -94,17 +92,6 @@ class OracleDraft:
         start = sum(cache)
         ids = torch.tensor([self.choose(start + i) for i in range(1, block_size)])
         return 50.0 * torch.nn.functional.one_hot(ids, self.vocab_size).float()[None]
-
-
-def chi_square_p_value(counts: np.ndarray, probs: np.ndarray) -> float:
-    """Pearson's test of counts against probs; outcomes expected fewer than 5 times are pooled. 0 if the impossible came up."""
-    expected = probs * counts.sum()
-    if counts[probs <= 0].sum() > 0:
-        return 0.0
-    small = expected < 5
-    observed, expected = (np.append(v[~small], v[small].sum()) for v in (counts, expected))
-    observed, expected = observed[expected > 0], expected[expected > 0]
-    return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue) if len(observed) > 1 else 1.0
 
 
 @pytest.fixture(scope="session", params=["llama", "qwen3"])

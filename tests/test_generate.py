@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from dflash_core import RULES, Block, DFlashDraftModel, SamplingParams, dflash_generate, iter_blocks
+from dflash_core.lossless import chi_square_p_value
 from dflash_core.target import TransformersTarget
 from dflash_core.toy import ToyDraft, ToyTarget
 
-from .conftest import FALSE_ALARM, MASK, VOCAB, OracleDraft, chi_square_p_value, tiny_draft, tiny_target
+from .conftest import FALSE_ALARM, MASK, VOCAB, OracleDraft, tiny_draft, tiny_target
 
 PROMPTS = [[1], [5, 9, 13, 44, 2, 60], list(range(10, 50))]
 BLOCK_SIZES = [1, 2, 3, 5, 8, 16, 33]

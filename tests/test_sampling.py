@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from dflash_core.lossless import chi_square_p_value
 from dflash_core.sampling import Randomness, draw, entropy, probabilities, sample
 
-from .conftest import FALSE_ALARM, chi_square_p_value
+from .conftest import FALSE_ALARM
 
 CPU = torch.device("cpu")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_core.lossless import chi_square_p_value
 from dflash_core.metrics import geometric_lengths
 from dflash_core.theory import (
     acceptance_length_law,
@@ -19,7 +20,7 @@ from dflash_core.theory import (
     speedup,
 )
 
-from .conftest import FALSE_ALARM, chi_square_p_value
+from .conftest import FALSE_ALARM
 
 N = 200_000
 SIGMA = 6.5  # standard errors of a mean that a right formula may be away: a false alarm below 1e-10

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from dflash_core.lossless import chi_square_p_value
 from dflash_core.sampling import Draws, draw, probabilities
 from dflash_core.verify import RULES
 
-from .conftest import FALSE_ALARM, chi_square_p_value
+from .conftest import FALSE_ALARM
 
 N = 60_000
 GAMMA = 2
