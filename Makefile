@@ -35,9 +35,12 @@ help:
 	@echo "make clean    remove the environment and all caches in this folder"
 	@echo "Another Python: make clean, then make run PYTHON=python3.12"
 
+# Another pair, or only the help, needs no embedded weights.
+NEEDS_WEIGHTS = $(if $(filter --pair% --target% --help -h,$(ARGS)),true,$(PREPARE_WEIGHTS))
+
 run: $(RUN_STAMP)
-	@$(PREPARE_WEIGHTS) || echo "The embedded models are not ready (reason above). The page opens all the same, on a recorded run; 'make weights' tries again."
-	@echo "Starting the page: http://127.0.0.1:7860 (Ctrl-C stops it)"
+	@$(NEEDS_WEIGHTS) || echo "The embedded models are not ready (reason above). The page opens all the same, on a recorded run; 'make weights' tries again."
+	@echo "Starting the page (Ctrl-C stops it)"
 	@$(PY) app.py $(ARGS)
 
 weights: $(RUN_STAMP)

@@ -52,11 +52,11 @@ class SamplingParams:
             require(is_number(value) and value >= 0, f"{name} must be a number of 0 or more, not {value!r}")
         require(is_number(self.top_p) and 0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, not {self.top_p!r}")
         require(
-            _is_int(self.top_k) and self.top_k >= 0,
+            is_whole(self.top_k) and self.top_k >= 0,
             f"top_k must be a whole number of 0 (off) or more, not {self.top_k!r}",
         )
         require(
-            _is_int(self.seed) and 0 <= self.seed < 2**63,
+            is_whole(self.seed) and 0 <= self.seed < 2**63,
             f"seed must be a whole number from 0 to 2⁶³ − 1, not {self.seed!r}",
         )
         require(self.rule in RULES, f"rule must be one of {', '.join(RULES)}, not {self.rule!r}")
@@ -71,7 +71,7 @@ class JudgedToken:
     """One drafted token that the target judged, with the numbers of that position (after temperature, top-p and top-k).
 
     target_prob, draft_prob: p(x) and q(x) of the drafted token x.
-    accept_prob: the rule's probability of accepting x, given x.
+    accept_prob: the rule's probability of accepting x, given x (of `block`: given the whole drafted block).
     target_entropy, draft_entropy: of p and q, in nats.
     table: the most likely tokens as (token, p, q), the largest max(p, q) first; what is missing to 1 is "the rest".
     """
@@ -167,5 +167,6 @@ class Generation:
         return self.blocks[-1].finish_reason if self.blocks else None
 
 
-def _is_int(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
+    """An int; a bool is not one."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -162,10 +162,6 @@ def _blocks(
         judge = rule.judge if n_drafted or rule.same_text else judge_by_match
         verdict = judge(target_probs, draft_probs, drafted, draws)
         n_accepted, next_token, drafted_ids = _to_host(verdict, drafted)
-        judged: tuple[JudgedToken, ...] = ()
-        next_prob = None
-        if details:
-            judged, next_prob = _details(rule, target_probs, draft_probs, drafted, n_accepted, next_token, table_size)
 
         # 4 commit: the output grows, cut at a stop token or the cap; both caches keep what came before its last token
         emitted, finish_reason = _cut([*drafted_ids[:n_accepted], next_token], remaining, stop_token_ids)
@@ -177,7 +173,11 @@ def _blocks(
         features = features[:, : n_scored - (n_drafted + 1) + len(emitted)]
         watch.lap("other")
 
-        # 5 report
+        # 5 report; what only the instrument needs is left out of the block's time
+        judged: tuple[JudgedToken, ...] = ()
+        next_prob = None
+        if details:
+            judged, next_prob = _details(rule, target_probs, draft_probs, drafted, n_accepted, next_token, table_size)
         yield Block(
             index=index,
             start=block_start,
@@ -254,9 +254,10 @@ def _details(
     rule: Rule, target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, n_accepted: int, next_token: int, table_size: int
 ) -> tuple[tuple[JudgedToken, ...], float]:
     """What is recorded of the judged positions, and p(next_token). A second synchronisation, but only where details are asked
-    for; and of the vocabulary-sized work, only that for positions that were judged."""
+    for; and the work over the vocabulary is that of the judged positions."""
     n_judged = min(n_accepted + 1, drafted.shape[1])
-    accept = rule.accept_probs(target_probs, draft_probs, drafted)[0, :n_judged]
+    n_needed = drafted.shape[1] if rule.joint else n_judged  # a joint verdict depends on the whole block
+    accept = rule.accept_probs(target_probs[:, : n_needed + 1], draft_probs[:, :n_needed], drafted[:, :n_needed])[0, :n_judged]
     p, q, x = target_probs[0, :n_judged], draft_probs[0, :n_judged], drafted[0, :n_judged, None]
     top = torch.maximum(p, q).topk(table_size, dim=-1).indices
     numbers = torch.stack([p.gather(1, x)[:, 0], q.gather(1, x)[:, 0], accept, entropy(p), entropy(q)], dim=1)

@@ -343,8 +343,8 @@ def _own_draw(run: Generation, logits: Tensor, position: int) -> int:
 
 def _draws(n: int, gamma: int, generator: torch.Generator) -> Draws:
     """Random numbers for n independent verifications."""
-    target, residual = (torch.rand(n, gamma + 1, generator=generator) for _ in range(2))
-    draft, accept = (torch.rand(n, gamma, generator=generator) for _ in range(2))
+    target, residual = (torch.rand(n, gamma + 1, dtype=torch.float64, generator=generator) for _ in range(2))
+    draft, accept = (torch.rand(n, gamma, dtype=torch.float64, generator=generator) for _ in range(2))
     noise: list[Tensor] = []
 
     def race(vocab_size: int) -> Tensor:

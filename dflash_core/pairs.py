@@ -128,7 +128,8 @@ def load_pair(
 ) -> Pair:
     """Loads a pair of `PAIRS`, with target or draft (a path or a hub id) replaced if given.
 
-    device: "auto" takes cuda, then mps, then cpu. dtype: "auto" takes float32 on the CPU, the pair's own elsewhere.
+    device: "auto" takes cuda, then mps, then cpu. dtype: "auto" takes float32 on the CPU, elsewhere
+        the pair's own, or bfloat16 for a target that was given.
     device_map: handed to transformers for the target instead of `device`, such as "auto" to spread it over GPUs.
     progress: told what is going on. Raises PairError, or `weights.WeightsUnavailable` for the embedded target.
     """
@@ -142,7 +143,7 @@ def load_pair(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if dtype == "auto":
-        dtype = "float32" if device == "cpu" else spec.dtype
+        dtype = "float32" if device == "cpu" else "bfloat16" if target else spec.dtype
     if dtype not in DTYPES:
         raise PairError(f"dtype must be auto, {', '.join(DTYPES)}, not {dtype!r}")
     place: dict[str, Any] = {"device_map": device_map} if device_map else {"device_map": {"": device}}
@@ -175,7 +176,7 @@ def load_pair(
     label = f"{Path(target_source).name} + {Path(draft or spec.draft).name}" if custom else spec.label
     return Pair(
         CUSTOM if custom else name, label, wrapped, draft_model, tokenizer, stops,
-        str(wrapped.device), dtype, spec.chat_options,
+        str(wrapped.device), dtype, {"enable_thinking": False} if target else spec.chat_options,
     )  # fmt: skip
 
 

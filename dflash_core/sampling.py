@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ class Randomness:
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed
         self._device = device
+        self._races: dict[tuple[int, int, int], np.ndarray[Any, Any]] = {}
 
     def draws(self, start: int, n_drafted: int, *, fresh: bool = False) -> Draws:
         """The numbers for one block with its anchor at `start` and γ = `n_drafted`; N = 1.
@@ -53,18 +55,26 @@ class Randomness:
         positions = n_drafted + 1
         block = start + 1 if fresh else 0
         words = self._philox(0, [start + 1, 0, block, 0]).random_raw(4 * positions)
-        # The upper 24 bits: exact in float32, which is all that mps has.
-        uniforms = (words.reshape(positions, 4) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-        target, draft, accept, residual = torch.from_numpy(uniforms).to(self._device).T[:, None]
+        # As many of the upper bits as the device's floats hold exactly: fewer would round the tail of a large vocabulary away.
+        wide = wide_dtype(self._device)
+        bits = 53 if wide == torch.float64 else 24
+        uniforms = (words.reshape(positions, 4) >> np.uint64(64 - bits)).astype(np.float64) * 2.0**-bits
+        target, draft, accept, residual = torch.from_numpy(uniforms).to(wide).to(self._device).T[:, None]
 
         @functools.cache  # draft and target ask for the same numbers
         def race(vocab_size: int) -> Tensor:
-            # The position is the counter's second word here: the first one counts through the vocabulary.
-            generators = (np.random.Generator(self._philox(1, [0, start + 1 + i, block, 0])) for i in range(positions))
-            rows = np.stack([generator.standard_exponential(vocab_size) for generator in generators])
-            return torch.from_numpy(rows).to(self._device, wide_dtype(self._device))[None]
+            # Rows of positions that the last block had drafted already are kept: they are most of the cost of `coupled`.
+            keys = [(start + 1 + i, block, vocab_size) for i in range(positions)]
+            self._races = {key: self._races[key] if key in self._races else self._race(*key) for key in keys}
+            return torch.from_numpy(np.stack(list(self._races.values()))).to(self._device)[None]
 
         return Draws(target, draft[:, :-1], accept[:, :-1], residual, race)
+
+    def _race(self, position: int, block: int, vocab_size: int) -> np.ndarray[Any, Any]:
+        # The position is the counter's second word here: the first one counts through the vocabulary. Made in float64, whose
+        # small values are fine enough for rare tokens, and kept in float32, which keeps their relative precision.
+        generator = np.random.Generator(self._philox(1, [0, position, block, 0]))
+        return generator.standard_exponential(vocab_size).astype(np.float32)
 
     def _philox(self, stream: int, counter: list[int]) -> np.random.Philox:
         return np.random.Philox(key=np.array([self._seed, stream], dtype=np.uint64), counter=counter)
@@ -126,7 +136,7 @@ def sample(logits: Tensor, temperature: float = 0.0, *, top_p: float = 1.0, top_
     if temperature < GREEDY_BELOW:
         return logits.argmax(-1)
     probs = probabilities(logits, temperature=temperature, top_p=top_p, top_k=top_k)
-    return draw(probs, torch.rand(probs.shape[:-1], device=probs.device))
+    return draw(probs, torch.rand(probs.shape[:-1], device=probs.device, dtype=wide_dtype(probs.device)))
 
 
 def entropy(probs: Tensor) -> Tensor:

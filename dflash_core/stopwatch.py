@@ -24,6 +24,8 @@ class Stopwatch:
             mark: Any = torch.cuda.Event(enable_timing=True)
             mark.record(torch.cuda.current_stream(self._device))
         else:
+            if self._device.type == "mps":
+                torch.mps.synchronize()  # its work is asynchronous too, and it has no events that could be read later
             mark = time.perf_counter()
         self._marks.append((name, mark))
 

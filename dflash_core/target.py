@@ -105,7 +105,7 @@ class TransformersTarget:
         return torch.nn.functional.embedding(token_ids, self._embedding)
 
     def head(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden)
+        return self._head(hidden).to(self.device)  # spread over several devices, the head may be on another
 
 
 def as_target(target: Target | PreTrainedModel) -> Target:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from .blocks import Block, Generation, JudgedToken, SamplingParams, is_number
+from .blocks import Block, Generation, JudgedToken, SamplingParams, is_number, is_whole
 from .whatif import WhatIf, judged_positions
 
 FORMAT = "dflash-trace"
@@ -60,7 +60,7 @@ def parse_trace(text: str) -> Trace:
     _check(header.get("format") == FORMAT, 1, f'not a DFlash Lab trace: "format" must be "{FORMAT}"')
     version = header.get("version")
     _check(
-        _whole(version) and version == VERSION,
+        is_whole(version) and version == VERSION,
         1,
         f"trace version {version!r} cannot be read; this program reads version {VERSION}",
     )
@@ -68,7 +68,7 @@ def parse_trace(text: str) -> Trace:
     prompt_ids = _ids(header.get("prompt_ids"), 1, "prompt_ids")
     _check(len(prompt_ids) > 0, 1, '"prompt_ids" is empty')
     block_size: Any = header.get("block_size")
-    _check(_whole(block_size) and block_size >= 1, 1, '"block_size" must be a whole number of 1 or more')
+    _check(is_whole(block_size) and block_size >= 1, 1, '"block_size" must be a whole number of 1 or more')
     params = _build(SamplingParams, header.get("params"), 1, "params")
     blocks: list[Block] = []
     texts: list[Any] = []
@@ -111,7 +111,7 @@ def _block(value: Any, line: int, block_size: int) -> Block:
     whole = (block.index, block.start, block.anchor, block.n_accepted, block.next_token)
     seconds = (block.draft_seconds, block.verify_seconds, block.other_seconds)
     _check(
-        all(_whole(v) and v >= 0 for v in whole),
+        all(is_whole(v) and v >= 0 for v in whole),
         line,
         "index, start, anchor, n_accepted and next_token must be whole numbers",
     )
@@ -151,7 +151,7 @@ def _object(text: str, line: int) -> dict[str, Any]:
 
 def _ids(value: Any, line: int, name: str) -> tuple[int, ...]:
     _check(
-        isinstance(value, list) and all(_whole(v) and v >= 0 for v in value),
+        isinstance(value, list) and all(is_whole(v) and v >= 0 for v in value),
         line,
         f'"{name}" must be a list of token ids',
     )
@@ -167,11 +167,9 @@ def _build(kind: type, values: Any, line: int, name: str) -> Any:
 
 
 def _is_table_row(row: Any) -> bool:
-    return isinstance(row, list) and len(row) == 3 and _whole(row[0]) and row[0] >= 0 and is_number(row[1]) and is_number(row[2])
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return (
+        isinstance(row, list) and len(row) == 3 and is_whole(row[0]) and row[0] >= 0 and is_number(row[1]) and is_number(row[2])
+    )
 
 
 def _check(condition: bool, line: int, message: str) -> None:

@@ -1,7 +1,8 @@
 """The verification rules: which drafted tokens are kept, and which token comes after them.
 
 Throughout, p is the target's distribution and q the draft's, both after temperature, top-k and top-p. At temperature 0 they
-are one-hot, so no rule needs a greedy special case. To add a rule, add it to `RULES`.
+are one-hot, so no rule needs a greedy special case. To add a rule, add it to `RULES`. A long file, so that the rules can be
+compared side by side.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Rule:
     propose: (draft_probs (N, γ, V), draws) → drafted ids (N, γ).
     judge: (target_probs (N, γ + 1, V), draft_probs (N, γ, V), drafted (N, γ), draws) → Verdict. γ ≥ 1.
     accept_probs: (target_probs, draft_probs, drafted) → (N, γ) probability of accepting each drafted token, given that token
-        and that those before it were accepted.
+        and that those before it were accepted; of a joint rule, given the whole drafted block.
     acceptance: (target_probs (…, V), draft_probs (…, V)) → (…) probability that one position is accepted, in closed form.
     """
 
@@ -139,7 +140,8 @@ def block_weights(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor) ->
     ratios = _of_tokens(target_probs[:, :-1], drafted) / _of_tokens(draft_probs, drafted)
     weights = [torch.ones_like(target_probs[:, 0, 0])]
     for ratio in ratios.unbind(1):
-        weights.append((weights[-1] * ratio).clamp(max=1.0))
+        # A q so small that the ratio overflows must not turn a weight of 0 into NaN.
+        weights.append((weights[-1] * ratio.clamp(max=1e30)).clamp(max=1.0))
     weight = torch.stack(weights, dim=1)
     inner = weight[:, 1:-1, None]
     rest = (inner * target_probs[:, 1:-1] - draft_probs[:, 1:]).clamp_min(0.0).sum(-1)

@@ -83,6 +83,10 @@ class Controls:
         self.dice.click(_dice, None, [c["seed"]], **instant)
         summaries = json.dumps(rule_summaries(), ensure_ascii=False)
         c["rule"].change(None, [c["rule"]], [self.rule_summary], js=f"(rule) => ({summaries})[rule] ?? ''", **instant)
+        # While it is locked the draft's temperature is the target's, and shows it.
+        locked = "(t, unlocked, dt) => (unlocked ? dt : t)"
+        both = [c["t"], c["unlock"], c["dt"]]
+        gr.on([c["t"].change, c["unlock"].change], None, both, [c["dt"]], js=locked, **instant)
         c["unlock"].change(_unlock, [c["unlock"]], [c["dt"]], **instant)
         self.large_blocks.input(_large_blocks, [self.large_blocks, c["b"]], [c["b"]], **instant)
         address = (ASSETS / "js" / "address.js").read_text(encoding="utf-8")
@@ -98,9 +102,7 @@ class Controls:
         try:
             return RunRequest.parse(*named.values(), pairs=tuple(self._pairs))
         except ValueError as error:
-            # Gradio's messages are HTML: cleaned of scripts, but an image in one would be loaded.
-            said = html.escape(sentence(error), quote=False)
-            raise gr.Error(said, title="This cannot be run", print_exception=False) from error
+            raise told(error, "This cannot be run") from error
 
     def restore(self, request: gr.Request) -> list[Any]:
         """Values of the inputs, then of `large_blocks`, from the page's address; what is missing there keeps its default."""
@@ -117,6 +119,12 @@ class Controls:
             "dt": gr.update(value=values["dt"], interactive=values["unlock"]),
         }
         return [*(values | updates).values(), large]
+
+
+def told(error: Exception, title: str) -> gr.Error:
+    """An error to raise for the page to show."""
+    # Gradio's messages are HTML: cleaned of scripts, but an image in one would be loaded.
+    return gr.Error(html.escape(sentence(error), quote=False), title=title, print_exception=False)
 
 
 def sentence(error: Exception) -> str:

@@ -16,7 +16,7 @@ from dflash_core.lossless import LawCheck, distributions_of, redraw_bias, verify
 from dflash_core.verify import RULES
 
 from . import charts, theme
-from .controls import rule_summaries, sentence
+from .controls import rule_summaries, told
 from .requests import MAX_SEED
 from .runs import Run, Runs
 from .stage import encode, scripted
@@ -146,8 +146,7 @@ class LosslessTab:
             asked = LawRequest.parse(place, rule, n, runs=self._runs)
             return encode(payload(asked, seed=random.randint(0, MAX_SEED)))
         except ValueError as error:
-            title = text("lossless", "error_title")
-            raise gr.Error(sentence(error), title=title, print_exception=False) from error
+            raise told(error, text("lossless", "error_title")) from error
 
 
 def places(run: Run) -> list[Place]:

@@ -49,8 +49,9 @@ class RunTab:
             measuring.then(self.on_plain, None, [self.stage], **streaming),
         ):
             # Whatever its documentation says, `then` does not follow an error.
-            streamed.then(_idle, None, buttons, **instant)
-            streamed.failure(_idle, None, buttons, **instant)
+            for ended in (streamed.then, streamed.failure):
+                ended(_idle, None, buttons, **instant)
+                ended(self.watch_model, None, [self.model_status], **streaming)  # the run may have changed the pair
         controls.stop.click(self.on_stop, None, None, **instant)
         page.load(controls.restore, None, [*inputs, controls.large_blocks], **streaming)  # queued, or its warning is not seen
         page.load(self.watch_model, None, [self.model_status], **streaming)

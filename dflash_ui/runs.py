@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch
+import transformers
 
 from dflash_core.blocks import Block, Generation, SamplingParams
 from dflash_core.metrics import RunningMetrics, RunStats
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 1 / 15
 TABLE_SIZE = 12  # most likely tokens recorded with each judged token
+ACTIVE = ("waiting", "loading", "running")
 KEPT_RUNS = 64
 WAIT_SECONDS = 0.5  # between looks at whether a waiting visitor has left
 
@@ -72,6 +74,7 @@ class Run:
             "prompt": self.request.prompt,
             "chat": self.request.chat,
             "date": time.strftime("%Y-%m-%d"),
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "prompt_chips": render.prompt_chips(pair.tokenizer, prompt_ids),
         }
         self.head = make_head(self.about, self.request.params, self.request.block_size, len(prompt_ids))
@@ -188,8 +191,9 @@ class Runs:
             self._runs[run.id] = run
             if session:
                 self._of_session[session] = run
-            while len(self._runs) > KEPT_RUNS:
-                _, dropped = self._runs.popitem(last=False)
+            ended = [old for old in self._runs.values() if old.status not in ACTIVE]
+            for dropped in ended[: max(0, len(self._runs) - KEPT_RUNS)]:
+                del self._runs[dropped.id]
                 self._of_session = {key: kept for key, kept in self._of_session.items() if kept is not dropped}
         return run
 
@@ -296,8 +300,6 @@ class Runs:
         run.plain = {
             "tokens_per_second": plain.tokens_per_second,
             "speedup": drafted / plain.tokens_per_second if drafted and plain.tokens_per_second else None,
-            "low": None,
-            "high": None,
             "n_tokens": len(tokens),
             "same_text": tokens == run.token_ids if same_text else None,
             "note": f"one run of {len(tokens)} tokens each, {pair.dtype} on {pair.device}, one after the other",

@@ -20,7 +20,7 @@ def text(section: str, key: str) -> str:
 
 
 def presets() -> dict[str, dict[str, Any]]:
-    """Label → {"prompt", "chat", "why"}: prompts chosen for how predictable their answers are."""
+    """Label → {"prompt", "chat"}: prompts chosen for how predictable their answers are."""
     return dict(_all()["presets"])
 
 

@@ -181,15 +181,14 @@ class Visitor:
         return int(self.page.get_attribute(".stage", "data-blocks"))
 
     def output(self) -> str:
-        """What a person copies who selects the whole output."""
-        return str(
-            self.eval("""() => {
-                getSelection().selectAllChildren(document.querySelector('.output'));
-                const text = getSelection().toString();
-                getSelection().removeAllRanges();
-                return text;
-            }""")
-        )
+        """What a person copies who selects the whole output; browsers may leave out a newline at its very end."""
+        selected = self.eval("""() => {
+            getSelection().selectAllChildren(document.querySelector('.output'));
+            const text = getSelection().toString();
+            getSelection().removeAllRanges();
+            return text;
+        }""")
+        return str(selected).removesuffix("\n")
 
     def states(self) -> Collection[str]:
         """The states of the tokens that are visible."""

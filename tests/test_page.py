@@ -65,8 +65,8 @@ def visitor(regular: Visitor, toy_page: ServedPage) -> Iterator[Visitor]:
 
 
 def decoded(run: Run) -> str:
-    """The run's text. Of a character that was cut in half, nothing is shown."""
-    return str(toy_tokenizer().decode(run.token_ids)).removesuffix("\ufffd")
+    """The run's text as it can be selected: without half a character, or a newline, at its very end."""
+    return str(toy_tokenizer().decode(run.token_ids)).removesuffix("\ufffd").removesuffix("\n")
 
 
 def test_it_opens_on_a_recorded_run(visit: Visit) -> None:

@@ -6,5 +6,9 @@
     if (value === null || value === undefined || (name === "prompt" && value.length > maxPrompt)) query.delete(name);
     else query.set(name, value);
   });
-  history.replaceState(history.state, "", `${location.pathname}?${query}${location.hash}`);
+  try {
+    history.replaceState(history.state, "", `${location.pathname}?${query}${location.hash}`);
+  } catch {
+    // Safari allows a hundred of these in half a minute; the next change writes it.
+  }
 }

@@ -84,7 +84,6 @@ export class Figures {
       `${fixed(plain.speedup, 2)}×`,
       "",
       join(
-        has(plain.low) && has(plain.high) ? t.interval(fixed(plain.low, 2), fixed(plain.high, 2)) : "",
         t.plain(fixed(plain.tokens_per_second, 1), integer(plain.n_tokens)),
         plain.same_text === true ? t.same : plain.same_text === false ? t.different : "",
       ),
