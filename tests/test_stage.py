@@ -269,7 +269,7 @@ def test_figures_show_the_numbers_they_are_given(page: Page) -> None:
     plain = {"tokens_per_second": 20.0, "speedup": 2.06, "n_tokens": 64, "same_text": True}
     page.show(run, plain=plain | {"note": ""})
     figures = page.text(".figures-speedup, .figure-speedup")
-    assert "2.06×" in figures and "1.90 – 2.20" in figures and "64 tokens" in figures and "same text" in figures
+    assert "2.06×" in figures and "64 tokens" in figures and "same text" in figures
 
 
 def test_status_and_facts(page: Page) -> None:
