@@ -84,8 +84,9 @@ class Controls:
         summaries = json.dumps(rule_summaries(), ensure_ascii=False)
         c["rule"].change(None, [c["rule"]], [self.rule_summary], js=f"(rule) => ({summaries})[rule] ?? ''", **instant)
         # While it is locked the draft's temperature is the target's, and shows it.
-        locked = "(t, unlocked, dt) => (unlocked ? dt : t)"
-        both = [c["t"], c["unlock"], c["dt"]]
+        # Unlocked it is left alone: writing back what it was would undo a value that just came from the address.
+        locked = "(t, unlocked) => (unlocked ? {__type__: 'update'} : t)"
+        both = [c["t"], c["unlock"]]
         gr.on([c["t"].change, c["unlock"].change], None, both, [c["dt"]], js=locked, **instant)
         c["unlock"].change(_unlock, [c["unlock"]], [c["dt"]], **instant)
         self.large_blocks.input(_large_blocks, [self.large_blocks, c["b"]], [c["b"]], **instant)

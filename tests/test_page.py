@@ -176,6 +176,12 @@ def test_enter_runs_and_another_temperature_gives_another_text(visitor: Visitor,
     assert visitor.output() == decoded(run) != before
 
 
+def test_a_locked_draft_temperature_follows_the_temperature(visitor: Visitor) -> None:
+    for temperature in ("0.4", "1.3"):
+        visitor.set("t", temperature)
+        visitor.wait("(t) => new URLSearchParams(location.search).get('dt') === t", temperature)
+
+
 def test_hostile_model_text_is_inert(visitor: Visitor, toy_page: ServedPage) -> None:
     run = toy_page.run(visitor.run())
     text = decoded(run)
