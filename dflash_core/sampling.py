@@ -24,8 +24,8 @@ class Draws:
     """Random numbers for N blocks with γ drafted tokens each, one independent stream for each purpose.
 
     target, residual: (N, γ + 1), draft, accept: (N, γ), uniform in [0, 1).
-    race: makes, for a vocabulary of V, standard exponential numbers (N, γ + 1, V): the noise that draft and target share
-    under `coupled`. They cost as much as a softmax, so only that rule asks for them.
+    race: makes, for a vocabulary of V, standard exponential numbers (N, γ + 1, V), with which the target draws its own tokens,
+    and under `coupled` the draft too. They cost as much as a softmax, so only the rules that need them ask for them.
     """
 
     target: Tensor
@@ -63,7 +63,7 @@ class Randomness:
 
         @functools.cache  # draft and target ask for the same numbers
         def race(vocab_size: int) -> Tensor:
-            # Rows of positions that the last block had drafted already are kept: they are most of the cost of `coupled`.
+            # Rows of positions that the last block had drafted already are kept: making them is most of the cost.
             keys = [(start + 1 + i, block, vocab_size) for i in range(positions)]
             self._races = {key: self._races[key] if key in self._races else self._race(*key) for key in keys}
             return torch.from_numpy(np.stack(list(self._races.values()))).to(self._device)[None]

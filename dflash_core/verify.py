@@ -69,8 +69,12 @@ def propose_greedily(draft_probs: Tensor, draws: Draws) -> Tensor:
 
 
 def judge_by_match(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, draws: Draws) -> Verdict:
-    """The target draws y ~ p at every position; x is accepted while y = x, and the first other y is emitted instead."""
-    own = draw(target_probs, draws.target)
+    """The target draws y ~ p at every position; x is accepted while y = x, and the first other y is emitted instead.
+
+    y wins a race, like every draw that is to be the same in passes of other shapes: rounding then matters only between the two
+    best, while the cumulated sums of an inverse CDF carry it to every token. The draft of this rule draws with other numbers.
+    """
+    own = _race(target_probs, draws.race(target_probs.shape[-1]))
     n_accepted = _leading(own[:, :-1] == drafted)
     return Verdict(n_accepted, _at(own, n_accepted))
 
@@ -92,18 +96,12 @@ def judge_by_ratio(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, d
 
 
 def propose_by_race(draft_probs: Tensor, draws: Draws) -> Tensor:
-    """x = argmax q / E with exponential noise E that the target will share: x ~ q, as argmax(log q + Gumbel noise)."""
-    return _race(draft_probs, draws.race(draft_probs.shape[-1])[:, :-1])
+    """x = argmax q / E with the exponential noise E of the target's own race: x ~ q, as argmax(log q + Gumbel noise).
 
-
-def judge_by_coupling(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, draws: Draws) -> Verdict:
-    """The target draws y = argmax p / E with the draft's noise E; x is accepted while y = x, and the first other y is emitted.
-
-    Daliri, Musco, Suresh 2024 (arXiv 2408.07978): Gumbel coupling. y ~ p, whatever the draft did.
+    Daliri, Musco, Suresh 2024 (arXiv 2408.07978): Gumbel coupling. With shared noise the two agree as often as p and q overlap,
+    nearly.
     """
-    own = _race(target_probs, draws.race(target_probs.shape[-1]))
-    n_accepted = _leading(own[:, :-1] == drafted)
-    return Verdict(n_accepted, _at(own, n_accepted))
+    return _race(draft_probs, draws.race(draft_probs.shape[-1])[:, :-1])
 
 
 def judge_by_block(target_probs: Tensor, draft_probs: Tensor, drafted: Tensor, draws: Draws) -> Verdict:
@@ -288,7 +286,7 @@ RULES: dict[str, Rule] = {
             same_text=True,
             joint=False,
             propose=propose_by_race,
-            judge=judge_by_coupling,
+            judge=judge_by_match,
             accept_probs=coupled_agreement,
             acceptance=coupled_acceptance,
         ),

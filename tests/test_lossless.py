@@ -272,7 +272,7 @@ def test_a_draw_on_a_border_is_rounding_too() -> None:
         target = RoundingTarget(gap, low - gap / 2)
         found = first_difference(generation(target, 1), generation(target, 4), target)
         assert found is not None and found.rounding is rounding and (found.token_a, found.token_b) == (20, 21)
-        assert found.margin_a is not None and abs(found.margin_a) > 0.5
+        assert found.margin_a is not None and abs(found.margin_a) > 0.1  # a thousand times the gap
 
 
 def test_planted_faults_are_faults() -> None:
