@@ -311,7 +311,7 @@ def test_runs_that_need_not_agree_are_refused() -> None:
     for other, said in (
         (generation(target, 4, seed=5), "seed"),
         (generation(target, 4, temperature=0.8), "temperature"),
-        (generation(target, 4, rule="coupled"), "draw in different ways"),
+        (generation(target, 4, rule="speculative"), "draw in different ways"),
         (dataclasses.replace(run, prompt_ids=(1,)), "prompt"),
     ):
         with pytest.raises(ValueError, match=said):
