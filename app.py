@@ -34,6 +34,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps … (default: cuda, else mps, else cpu)")
     parser.add_argument("--dtype", choices=["auto", *DTYPES], default="auto", help="default: float32 on cpu, else the pair's own")
     parser.add_argument("--device-map", metavar="MAP", help='spread the target over devices, such as "auto"')
+    parser.add_argument(
+        "--no-fast-path", dest="fast", action="store_false", help="run the target through transformers on the CPU"
+    )
     parser.add_argument("--host", default=None, help="address to listen on (default: 127.0.0.1; 0.0.0.0 lets others in)")
     parser.add_argument("--port", type=int, default=None, help="default: 7860, or the next free one")
     parser.add_argument("--share", action="store_true", help="open a public tunnel to this page (off by default)")
@@ -60,6 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
             device=options.device,
             dtype=options.dtype,
             device_map=options.device_map,
+            fast=options.fast,
             progress=report,
         )
 

@@ -184,9 +184,10 @@ class DFlashDraftModel(PreTrainedModel):
         Raises ValueError if block_size < 1 or the features do not have the shape that the draft's taps need.
         """
         require(block_size >= 1, f"block_size counts the anchor and must be at least 1, not {block_size}")
+        n_features = len(self.target_layer_ids) * self.config.hidden_size
         require(
-            target_features.ndim == 3 and target_features.shape[::2] == (1, self.fc.in_features),
-            f"target_features must have shape (1, n, {self.fc.in_features}), not {tuple(target_features.shape)}: "
+            target_features.ndim == 3 and target_features.shape[::2] == (1, n_features),
+            f"target_features must have shape (1, n, {n_features}), not {tuple(target_features.shape)}: "
             f"layers {self.target_layer_ids} of a target of hidden size {self.config.hidden_size}, side by side",
         )
         ids = torch.full((1, block_size), self.mask_token_id, device=target_features.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils.logging import disable_progress_bar
 
 from .blocks import require
+from .decoder import supports
 from .draft_model import DFlashDraftModel
+from .fast_linear import pack_linears
 from .generate import Draft
-from .target import Target, TransformersTarget
+from .target import DecoderTarget, Target, TransformersTarget
 from .toy import ToyDraft, ToyTarget, toy_tokenizer
 from .weights import Progress, ensure_target
 
@@ -124,12 +127,15 @@ def load_pair(
     device: str = "auto",
     dtype: str = "auto",
     device_map: str | None = None,
+    fast: bool = True,
     progress: Callable[[Progress], None] | None = None,
 ) -> Pair:
     """Loads a pair of `PAIRS`, with target or draft (a path or a hub id) replaced if given.
 
     device: "auto" takes cuda, then mps, then cpu. dtype: "auto" takes float32 on the CPU, elsewhere
         the pair's own, or bfloat16 for a target that was given.
+    fast: run a Llama or Qwen3 target, and the draft, through our own forward pass with reordered weights where that is faster,
+        which is on the CPU. The mathematics is the same; logits differ by rounding.
     device_map: handed to transformers for the target instead of `device`, such as "auto" to spread it over GPUs.
     progress: told what is going on. Raises PairError, or `weights.WeightsUnavailable` for the embedded target.
     """
@@ -163,15 +169,20 @@ def load_pair(
         ) from error
     if info["missing_keys"]:  # transformers would leave them at random
         raise PairError(f"the target {target_source} lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
-    wrapped = _fitting(lambda: TransformersTarget(model.eval()))
+    stops = stop_token_ids(model, tokenizer)
+    fast = fast and model.device.type == "cpu" and supports(model)
+    make_target = DecoderTarget if fast else TransformersTarget
+    wrapped = _fitting(functools.partial(make_target, model.eval()))
+    del model  # the fast path has taken its weights over
     report(Progress("Loading the draft", None, None))
     draft_model = _fitting(
         lambda: DFlashDraftModel.from_pretrained(
             draft or spec.draft, dtype=DTYPES[dtype], device_map={"": str(wrapped.device)}
         ).eval()
     )
-    stops = stop_token_ids(model, tokenizer)
     check_pair(wrapped, draft_model, tokenizer, stops)
+    if fast:
+        pack_linears(draft_model)
     custom = bool(target or draft)
     label = f"{Path(target_source).name} + {Path(draft or spec.draft).name}" if custom else spec.label
     return Pair(
@@ -188,7 +199,10 @@ def stop_token_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int,
 
 
 def check_pair(
-    target: TransformersTarget, draft: DFlashDraftModel, tokenizer: PreTrainedTokenizerBase, stops: tuple[int, ...]
+    target: DecoderTarget | TransformersTarget,
+    draft: DFlashDraftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    stops: tuple[int, ...],
 ) -> None:
     """Raises PairError for what would make a draft useless or wrong, silently, with this target."""
     config = draft.config

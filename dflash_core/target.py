@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from .blocks import require
+from .decoder import Decoder, KeyValueCache
 
 PREFILL_CHUNK = 1024
 
@@ -106,6 +107,45 @@ class TransformersTarget:
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._head(hidden).to(self.device)  # spread over several devices, the head may be on another
+
+
+class DecoderTarget:
+    """A Llama or Qwen3 model as a target, through our own forward pass: the fast path. It takes the model's weights over."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        self.decoder = Decoder(model)
+        self.vocab_size: int = config.vocab_size
+        self.hidden_size: int = config.hidden_size
+        self.num_layers: int = config.num_hidden_layers
+        self.max_positions: int = config.max_position_embeddings
+        self.dtype: torch.dtype = self.decoder.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.embedding.device
+
+    def new_cache(self) -> KeyValueCache:
+        return self.decoder.new_cache()
+
+    def forward(self, token_ids: Tensor, cache: KeyValueCache, *, taps: Sequence[int], last_only: bool) -> tuple[Tensor, Tensor]:
+        features: list[Tensor] = []
+        for chunk in token_ids.split(PREFILL_CHUNK if last_only else token_ids.shape[1], dim=1):
+            hidden, tapped = self.decoder.forward(chunk, cache, taps=taps)
+            features.append(torch.cat(tapped, dim=-1) if tapped else hidden[..., :0])
+        return self.decoder.head(hidden[:, -1:] if last_only else hidden), torch.cat(features, dim=1)
+
+    def roll_back(self, cache: KeyValueCache, length: int) -> None:
+        cache.lengths = [length]
+
+    def cache_length(self, cache: KeyValueCache) -> int:
+        return cache.lengths[0]
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(token_ids, self.decoder.embedding)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self.decoder.head(hidden)
 
 
 def as_target(target: Target | PreTrainedModel) -> Target:

@@ -19,8 +19,9 @@ from transformers import (
 )
 
 from dflash_core import DFlashDraftModel, dflash_generate
+from dflash_core.fast_linear import FastLinear
 from dflash_core.pairs import DTYPES, EMBEDDED_DRAFT, PAIRS, Pair, PairError, check_pair, load_pair, stop_token_ids
-from dflash_core.target import TransformersTarget, require_rollback
+from dflash_core.target import DecoderTarget, TransformersTarget, require_rollback
 from dflash_core.toy import WORDS, ToyDraft, ToyTarget, toy_tokenizer
 from dflash_core.weights import Progress
 
@@ -252,7 +253,14 @@ def test_target_and_draft_get_the_dtype_that_is_asked_for(saved: Path, dtype: st
     pair: Any = load(saved, dtype=dtype)
     assert pair.dtype == dtype
     assert pair.target.dtype == pair.draft.dtype == DTYPES[dtype]
-    assert not pair.target.model.training and not pair.draft.training
+    assert not pair.draft.training
+
+
+def test_the_fast_path_is_taken_where_there_is_one(saved: Path) -> None:
+    assert isinstance(load(saved).target, DecoderTarget)
+    plain: Any = load(saved, fast=False)
+    assert isinstance(plain.target, TransformersTarget) and not plain.target.model.training
+    assert not any(isinstance(module, FastLinear) for module in plain.draft.modules())
 
 
 def test_a_path_that_is_not_there_is_named(saved: Path) -> None:
