@@ -1,0 +1,172 @@
+"""Measures a draft on held-out prompts: `python -m dflash_core.training.evaluate --out DIRECTORY`.
+
+Runs the loop as the page does, in float32 on the CPU, over temperatures × rules × block sizes, and writes one file for each
+such cell; a run that was stopped goes on with the cells that are missing. At the end `evaluation.json` and `evaluation.md`
+hold all cells of the directory: τ with its 95 % interval (bootstrap over prompts), acceptance by position, repeated text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ..blocks import Block, require
+from ..generate import dflash_generate
+from ..metrics import run_stats
+from ..pairs import EMBEDDED_DRAFT, Pair, PairError, load_pair
+from ..sampling import GREEDY_BELOW
+from ..verify import RULES
+from .trainer import atomically
+
+PROMPTS = Path(__file__).parents[2] / "assets" / "evaluation_prompts.json"
+ANY_RULE = "any"  # at temperature 0 all rules do the same
+RESAMPLES = 4000
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse_arguments(arguments)
+    prompts: dict[str, list[str]] = json.loads(options.prompts.read_text(encoding="utf-8"))
+    cells = [
+        (temperature, rule, block_size)
+        for temperature, rule, block_size in product(options.temperatures, options.rules, options.block_sizes)
+        if temperature >= GREEDY_BELOW or rule == options.rules[0]
+    ][options.part[0] :: options.part[1]]
+    names = [cell_name(*cell) for cell in cells]
+    todo = [(cell, name) for cell, name in zip(cells, names, strict=True) if not (options.out / name).exists()]
+    if todo:
+        try:
+            pair = load_pair("embedded", target=options.target, draft=options.draft, device=options.device, dtype="float32")
+        except PairError as error:
+            raise SystemExit(f"evaluate: {error}") from error
+        options.out.mkdir(parents=True, exist_ok=True)
+        n_prompts = sum(map(len, prompts.values()))
+        with tqdm(total=len(todo) * n_prompts, unit="run") as bar:
+            for (temperature, rule, block_size), name in todo:
+                runs = measure(pair, prompts, temperature, rule, block_size, options.tokens, options.raw, bar)
+                cell = {"temperature": temperature, "rule": shown_rule(temperature, rule), "block_size": block_size}
+                text = json.dumps({**cell, "tokens": options.tokens, **summarise(runs, block_size)})
+                write(options.out / name, text)
+                tqdm.write(f"{name}: {text[:160]}")
+    found = [json.loads(path.read_text()) for path in sorted(options.out.glob("cell-*.json"))]
+    found.sort(key=lambda cell: (cell["temperature"], [ANY_RULE, *RULES].index(cell["rule"]), cell["block_size"]))
+    write(options.out / "evaluation.json", json.dumps(found, indent=1) + "\n")
+    write(options.out / "evaluation.md", markdown(found))
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    lossless = [key for key, rule in RULES.items() if rule.lossless]
+    parser.add_argument("--out", type=Path, required=True, help="directory of the results; it may hold some already")
+    parser.add_argument("--draft", default=str(EMBEDDED_DRAFT), help="directory or hub id (default: the embedded one)")
+    parser.add_argument("--target", help="directory or hub id; the embedded one if not given")
+    parser.add_argument(
+        "--prompts", type=Path, default=PROMPTS, help="JSON: lists of prompts by kind (default: the 48 of assets/)"
+    )
+    parser.add_argument("--raw", action="store_true", help="continue the prompts as they are, without the chat template")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.3, 0.7, 1.0, 1.5])
+    parser.add_argument("--rules", nargs="+", choices=list(RULES), default=lossless)
+    parser.add_argument("--block-sizes", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--tokens", type=int, default=64, help="cap on a run")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--part", type=int, nargs=2, metavar=("I", "N"), default=(0, 1), help="every N-th cell from the I-th on")
+    return parser.parse_args(arguments)
+
+
+def write(path: Path, text: str) -> None:
+    def put(partial: Path) -> None:
+        partial.write_text(text, encoding="utf-8")
+
+    atomically(path, put)
+
+
+def shown_rule(temperature: float, rule: str) -> str:
+    return rule if temperature >= GREEDY_BELOW else ANY_RULE
+
+
+def cell_name(temperature: float, rule: str, block_size: int) -> str:
+    return f"cell-T{temperature:g}-{shown_rule(temperature, rule)}-B{block_size}.json"
+
+
+def measure(
+    pair: Pair, prompts: dict[str, list[str]], temperature: float, rule: str, block_size: int, tokens: int, raw: bool, bar: Any
+) -> list[tuple[str, Sequence[Block]]]:
+    """One run for each prompt, with the prompt's kind. The seed is the prompt's number."""
+    runs: list[tuple[str, Sequence[Block]]] = []
+    for seed, (kind, prompt) in enumerate((kind, prompt) for kind, some in prompts.items() for prompt in some):
+        generation = dflash_generate(
+            pair.draft,
+            pair.target,
+            pair.encode(prompt, chat=not raw),
+            max_new_tokens=tokens,
+            stop_token_ids=pair.stop_token_ids,
+            temperature=temperature,
+            block_size=block_size,
+            rule=rule,
+            seed=seed,
+        )
+        runs.append((kind, generation.blocks))
+        bar.update()
+    return runs
+
+
+def summarise(runs: Sequence[tuple[str, Sequence[Block]]], block_size: int) -> dict[str, Any]:
+    """The figures of a cell: of all its runs together, and τ by kind of prompt."""
+    require(bool(runs), "there are no prompts")
+    pooled = [block for _, blocks in runs for block in blocks]
+    stats = run_stats(pooled, block_size)
+    tau, low, high = tau_over_prompts([blocks for _, blocks in runs])
+    kinds = dict.fromkeys(kind for kind, _ in runs)
+    shares = [run_stats(blocks, block_size).repeated_share for _, blocks in runs]
+    return {
+        "tau": tau,
+        "tau_low": low,
+        "tau_high": high,
+        "n_prompts": len(runs),
+        "n_blocks": stats.n_blocks,
+        "tau_by_kind": {kind: tau_over_prompts([b for k, b in runs if k == kind])[0] for kind in kinds},
+        "positions": [{"i": p.i, "accepted": p.accepted, "judged": p.judged, "rate": p.rate} for p in stats.positions],
+        "repeated_share": sum(shares) / len(shares),
+    }
+
+
+def tau_over_prompts(runs: Iterable[Sequence[Block]]) -> tuple[float | None, float | None, float | None]:
+    """Tokens a block, pooled over the runs, and its 95 % percentile interval when whole runs are drawn anew."""
+    counts = [(sum(len(b.emitted) for b in blocks[1:]), len(blocks) - 1) for blocks in runs]
+    tokens, blocks = np.array(counts, dtype=float).T
+    if not blocks.sum():
+        return None, None, None
+    drawn = np.random.default_rng(0).integers(len(blocks), size=(RESAMPLES, len(blocks)))
+    resampled = tokens[drawn].sum(1) / np.maximum(blocks[drawn].sum(1), 1)
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return float(tokens.sum() / blocks.sum()), float(low), float(high)
+
+
+def markdown(cells: Sequence[dict[str, Any]]) -> str:
+    """A row for each temperature and rule, a column of τ for each block size."""
+    sizes = sorted({cell["block_size"] for cell in cells})
+    lines = [
+        "| T | rule | " + " | ".join(f"τ, B = {size}" for size in sizes) + " | repeated text |",
+        "|--:|:-----|" + "--:|" * (len(sizes) + 1),
+    ]
+    rows: dict[tuple[float, str], dict[int, dict[str, Any]]] = {}
+    for cell in cells:
+        rows.setdefault((cell["temperature"], cell["rule"]), {})[cell["block_size"]] = cell
+    for (temperature, rule), by_size in rows.items():
+        taus = [
+            f"{c['tau']:.2f} ({c['tau_low']:.2f} – {c['tau_high']:.2f})" if (c := by_size.get(size)) and c["tau"] else ""
+            for size in sizes
+        ]
+        share = max(cell["repeated_share"] for cell in by_size.values())
+        lines.append(f"| {temperature:g} | {rule} | {' | '.join(taus)} | {share:.0%} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

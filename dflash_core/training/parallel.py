@@ -1,0 +1,80 @@
+"""The draft's pass over many blocks of many conversations at once, for training. Decoding does the same one block at a time.
+
+A block sees the context before its anchor and itself, nothing else: not its anchor's own features, nothing later, no other
+block. Shapes: C conversations, L positions, A anchors a conversation, B block size, D hidden size, k taps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.models.qwen3.modeling_qwen3 import rotate_half
+
+from ..draft_model import DFlashDraftModel, DraftAttention
+
+Rotary = tuple[Tensor, Tensor]
+
+
+def block_hidden(draft: DFlashDraftModel, features: Tensor, blocks: Tensor, anchors: Tensor) -> Tensor:
+    """Final hidden states (C, A, B, D) of the blocks.
+
+    features: (C, L, k·D), the tapped target states at every position. blocks: (C, A, B, D), embeddings of anchor and masks.
+    anchors: (C, A), the anchors' positions, each below L.
+    """
+    length, size, device = features.shape[1], blocks.shape[2], blocks.device
+    context = draft.hidden_norm(draft.fc(features))
+    positions = (anchors[..., None] + torch.arange(size, device=device)).flatten(1)  # (C, A · B)
+    context_positions = torch.arange(length, device=device).expand(len(anchors), -1)
+    rotary = draft.rotary_emb(blocks, torch.cat([context_positions, positions], dim=1))
+    hidden = blocks.flatten(1, 2)
+    layers: Any = draft.layers
+    masks: dict[tuple[bool, int | None], Tensor] = {}
+    for layer in layers:
+        kind = layer.self_attn.is_causal, layer.self_attn.window
+        if kind not in masks:
+            masks[kind] = visible(anchors, length, size, *kind)
+        hidden = hidden + _attend(layer.self_attn, layer.input_layernorm(hidden), context, rotary, masks[kind])
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return draft.norm(hidden).view_as(blocks)
+
+
+def visible(anchors: Tensor, length: int, size: int, is_causal: bool = False, window: int | None = None) -> Tensor:
+    """Which of [L context positions | A · B block positions] each block position sees: (C, A · B, L + A · B) of bool."""
+    device = anchors.device
+    n = anchors.shape[1]
+    queries = anchors[..., None] + torch.arange(size, device=device)  # (C, A, B)
+    context = torch.arange(length, device=device)
+    to_context = (context < anchors[..., None]).repeat_interleave(size, dim=1)  # (C, A · B, L)
+    block = torch.arange(n, device=device).repeat_interleave(size)
+    inside = torch.arange(size, device=device).repeat(n)
+    to_blocks = block[:, None] == block  # (A · B, A · B)
+    gap = inside[:, None] - inside  # > 0: the key lies before the query
+    if is_causal:
+        to_blocks = to_blocks & (gap >= 0)
+    if window is not None:
+        to_context = to_context & (queries.flatten(1)[..., None] - context < window)
+        to_blocks = to_blocks & (gap.abs() < window)
+    return torch.cat([to_context, to_blocks.expand(len(anchors), -1, -1)], dim=2)
+
+
+def _attend(attention: DraftAttention, blocks: Tensor, context: Tensor, rotary: Rotary, mask: Tensor) -> Tensor:
+    """blocks: (C, A · B, D). context: (C, L, D). rotary: of [context | blocks]. Returns (C, A · B, D)."""
+
+    def heads(rows: Tensor) -> Tensor:
+        """(C, rows, heads · head_dim) → (C, heads, rows, head_dim)"""
+        return rows.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+
+    def rotated(rows: Tensor) -> Tensor:
+        cos, sin = (part[:, None, -rows.shape[2] :].to(rows.dtype) for part in rotary)
+        return rows * cos + rotate_half(rows) * sin
+
+    rows = torch.cat([context, blocks], dim=1)
+    query = rotated(attention.q_norm(heads(attention.q_proj(blocks))))
+    key = rotated(attention.k_norm(heads(attention.k_proj(rows))))
+    value = heads(attention.v_proj(rows))
+    bias = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    attended = F.scaled_dot_product_attention(query, key.to(query.dtype), value, bias[:, None], enable_gqa=True)
+    return attention.o_proj(attended.transpose(1, 2).flatten(2))
