@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .blocks import Block, FinishReason, Generation, JudgedToken, SamplingParams, require
-from .sampling import Randomness, entropy, probabilities, widest
+from .sampling import GREEDY_BELOW, Randomness, entropy, probabilities, widest
 from .stopwatch import Stopwatch
 from .target import Target, as_target
 from .verify import RULES, Rule, Verdict, judge_by_match
@@ -126,6 +126,7 @@ def _blocks(
     start = input_ids.shape[1] - 1
     remaining = max_new_tokens
     rule = RULES[params.rule]
+    greedy = max(params.temperature, params.effective_draft_temperature) < GREEDY_BELOW
 
     # Block 0 is the prefill: the prompt is scored in place of a block, and nothing is drafted.
     pending = input_ids
@@ -135,7 +136,7 @@ def _blocks(
     for index in count():
         watch = Stopwatch(target.device)
         n_drafted = block_size - 1 if draft and index else 0
-        draws = randomness.draws(start, n_drafted, fresh=rule.joint)
+        draws = randomness.draws(start, n_drafted, fresh=rule.joint, greedy=greedy)
 
         # 1 draft: anchor and masks, with the features of what was committed last → q (1, γ, V) and γ ids, in one pass
         drafted = input_ids.new_empty((1, 0))

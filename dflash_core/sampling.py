@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 GREEDY_BELOW = 1e-5
+STRETCH = 256  # tokens that a draw cumulates
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,11 @@ class Randomness:
         self._device = device
         self._races: dict[tuple[int, int, int], np.ndarray[Any, Any]] = {}
 
-    def draws(self, start: int, n_drafted: int, *, fresh: bool = False) -> Draws:
+    def draws(self, start: int, n_drafted: int, *, fresh: bool = False, greedy: bool = False) -> Draws:
         """The numbers for one block with its anchor at `start` and γ = `n_drafted`; N = 1.
 
         fresh: key them by `start` too, so that a position drafted again in a later block gets new numbers.
+        greedy: all distributions are one-hot, so no race needs noise: it is 1 for every token.
         """
         positions = n_drafted + 1
         block = start + 1 if fresh else 0
@@ -63,6 +65,8 @@ class Randomness:
 
         @functools.cache  # draft and target ask for the same numbers
         def race(vocab_size: int) -> Tensor:
+            if greedy:
+                return torch.ones(1, positions, 1, device=self._device)
             # Rows of positions that the last block had drafted already are kept: making them is most of the cost.
             keys = [(start + 1 + i, block, vocab_size) for i in range(positions)]
             self._races = {key: self._races[key] if key in self._races else self._race(*key) for key in keys}
@@ -122,10 +126,22 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     probs: (…, V) weights of 0 or more, each row with a positive sum. uniforms: (…) in [0, 1). Returns ids (…).
     Never returns a token of weight 0.
     """
-    cumulated = widest(probs).cumsum(-1)  # float32 would round the tail of a large vocabulary away
-    total = cumulated[..., -1:]
-    threshold = torch.minimum(widest(uniforms)[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulated, threshold, right=True)[..., 0]
+    # In two steps, so that only one stretch of the vocabulary is cumulated: first which stretch, then which token of it. In wide
+    # floats, since float32 would round the tail of a large vocabulary away.
+    padding = -probs.shape[-1] % STRETCH
+    stretches = torch.nn.functional.pad(probs, (0, padding)).unflatten(-1, (-1, STRETCH))
+    upto = stretches.sum(-1, dtype=wide_dtype(probs.device)).cumsum(-1)
+    stretch = torch.searchsorted(upto, _below(widest(uniforms)[..., None] * upto[..., -1:], upto[..., -1:]), right=True)
+    before = torch.where(stretch > 0, upto.gather(-1, (stretch - 1).clamp_min(0)), 0.0)
+    chosen = stretches.gather(-2, stretch[..., None].expand(*stretch.shape, STRETCH))[..., 0, :]
+    cumulated = widest(chosen).cumsum(-1)
+    threshold = _below(widest(uniforms)[..., None] * upto[..., -1:] - before, cumulated[..., -1:])
+    return (stretch * STRETCH + torch.searchsorted(cumulated, threshold, right=True))[..., 0]
+
+
+def _below(threshold: Tensor, total: Tensor) -> Tensor:
+    """The threshold, or the largest number below the total: rounding must not lead behind the last token that has weight."""
+    return torch.minimum(threshold, torch.nextafter(total, torch.zeros_like(total)))
 
 
 def sample(logits: Tensor, temperature: float = 0.0, *, top_p: float = 1.0, top_k: int = 0) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers.models.qwen3.modeling_qwen3 import rotate_half
 
 from ..draft_model import DFlashDraftModel, DraftAttention
@@ -25,7 +24,7 @@ def block_hidden(draft: DFlashDraftModel, features: Tensor, blocks: Tensor, anch
     anchors: (C, A), the anchors' positions, each below L.
     """
     length, size, device = features.shape[1], blocks.shape[2], blocks.device
-    context = draft.hidden_norm(draft.fc(features))
+    context = _norm(draft.hidden_norm, draft.fc(features))
     positions = (anchors[..., None] + torch.arange(size, device=device)).flatten(1)  # (C, A · B)
     context_positions = torch.arange(length, device=device).expand(len(anchors), -1)
     rotary = draft.rotary_emb(blocks, torch.cat([context_positions, positions], dim=1))
@@ -36,9 +35,9 @@ def block_hidden(draft: DFlashDraftModel, features: Tensor, blocks: Tensor, anch
         kind = layer.self_attn.is_causal, layer.self_attn.window
         if kind not in masks:
             masks[kind] = visible(anchors, length, size, *kind)
-        hidden = hidden + _attend(layer.self_attn, layer.input_layernorm(hidden), context, rotary, masks[kind])
-        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-    return draft.norm(hidden).view_as(blocks)
+        hidden = hidden + _attend(layer.self_attn, _norm(layer.input_layernorm, hidden), context, rotary, masks[kind])
+        hidden = hidden + layer.mlp(_norm(layer.post_attention_layernorm, hidden))
+    return _norm(draft.norm, hidden).view_as(blocks)
 
 
 def visible(anchors: Tensor, length: int, size: int, is_causal: bool = False, window: int | None = None) -> Tensor:
@@ -72,9 +71,39 @@ def _attend(attention: DraftAttention, blocks: Tensor, context: Tensor, rotary: 
         return rows * cos + rotate_half(rows) * sin
 
     rows = torch.cat([context, blocks], dim=1)
-    query = rotated(attention.q_norm(heads(attention.q_proj(blocks))))
-    key = rotated(attention.k_norm(heads(attention.k_proj(rows))))
+    query = rotated(_norm(attention.q_norm, heads(attention.q_proj(blocks)))) * attention.head_dim**-0.5
+    key = rotated(_norm(attention.k_norm, heads(attention.k_proj(rows))))
     value = heads(attention.v_proj(rows))
-    bias = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-    attended = F.scaled_dot_product_attention(query, key.to(query.dtype), value, bias[:, None], enable_gqa=True)
+    # Written out: its backward pass is twice as fast on the CPU as that of torch's fused attention with a mask.
+    groups, n_queries = query.shape[1] // key.shape[1], query.shape[2]
+    scores = query.unflatten(1, (-1, groups)).flatten(2, 3) @ key.transpose(2, 3)  # heads that share keys, as one matrix
+    bias = torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    weights = (scores.unflatten(2, (groups, n_queries)) + bias[:, None, None]).softmax(-1)
+    attended = (weights.flatten(2, 3) @ value).unflatten(2, (groups, n_queries)).flatten(1, 2)
     return attention.o_proj(attended.transpose(1, 2).flatten(2))
+
+
+class _RmsNorm(torch.autograd.Function):
+    """x / rms(x) · weight with its gradient, in few passes over memory: a third of the time of the library's in bfloat16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_().to(x.dtype)
+        unit = x * scale
+        ctx.save_for_backward(unit, weight, scale)
+        return unit * weight.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        unit, weight, scale = ctx.saved_tensors
+        weight_grad = (grads[0] * unit).flatten(0, -2).sum(0, dtype=torch.float32)
+        unit_grad = grads[0] * weight.to(unit.dtype)
+        along = torch.linalg.vecdot(unit_grad, unit)[..., None] / unit.shape[-1]
+        return (unit_grad - unit * along) * scale, weight_grad.to(weight.dtype), None
+
+
+def _norm(module: Any, x: Tensor) -> Tensor:
+    """What the library's RMS norm module computes."""
+    normed: Tensor = _RmsNorm.apply(x, module.weight, module.variance_epsilon)
+    return normed

@@ -20,6 +20,7 @@ from .data import Shards
 from .loss import ROWS_AT_ONCE, GuessLoss, LossMix
 from .parallel import block_hidden
 
+AVERAGE_EVERY = 8  # steps
 BLOCK_SIZES = (2, 3, 4, 4, 5, 6, 7, 8, 8, 8, 10, 12, 14, 16, 16, 16)
 
 
@@ -122,7 +123,7 @@ class Trainer:
             {"params": [p for p in draft.parameters() if p.ndim > 1], "weight_decay": options.weight_decay},
             {"params": [p for p in draft.parameters() if p.ndim == 1], "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95))
+        self.optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95), fused=True)
         self.step = 0
         # All conversations with one prompt are on the same side.
         held_out = [zlib.crc32(repr(prompt).encode()) % options.held_out_one_in == 0 for prompt in shards.prompts]
@@ -154,10 +155,11 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        with torch.no_grad():
-            pull = 1 - min(self.options.averaging, (1 + self.step) / (10 + self.step))
-            values = self.draft.state_dict()
-            torch._foreach_lerp_([self.average[name] for name in values], list(values.values()), pull)
+        if self.step % AVERAGE_EVERY == 0 or self.step == self.options.steps:
+            with torch.no_grad():
+                pull = 1 - min(self.options.averaging, (1 + self.step) / (10 + self.step)) ** AVERAGE_EVERY
+                values = self.draft.state_dict()
+                torch._foreach_lerp_([self.average[name] for name in values], list(values.values()), pull)
         return float(loss.detach())
 
     def learning_rate(self, step: int) -> float:
