@@ -127,6 +127,7 @@ class DFlashDraftModel(PreTrainedModel):
     block_size: what it was trained for, anchor included; other sizes work, larger ones draft poorly.
     mask_token_id: the target's token that stands for "to be drafted".
     target_layer_ids: the taps, target layers whose outputs side by side are the target features.
+    draft_token_ids: the words that it may be narrowed to, empty for all. An addition of ours to the published format.
     Raises ValueError for a config that describes no DFlash v1 draft.
     """
 
@@ -143,6 +144,8 @@ class DFlashDraftModel(PreTrainedModel):
         self.input_embedding_scale = float(_setting(config, "input_embedding_scale", 1.0))
         self.output_multiplier = float(_setting(config, "output_multiplier", 1.0))
         self.final_logit_softcapping = float(_setting(config, "final_logit_softcapping", 0.0))  # 0: none
+        self.draft_token_ids = [int(token) for token in _setting(config, "draft_token_ids", [])]
+        self._words: tuple[Tensor, RowMap] | None = None
 
         self.layers = nn.ModuleList([DraftLayer(config, i) for i in range(config.num_hidden_layers)])
         self.fc = nn.Linear(len(self.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
@@ -154,6 +157,14 @@ class DFlashDraftModel(PreTrainedModel):
     def new_cache(self) -> DraftCache:
         """An empty context cache: one a run, never shared."""
         return DraftCache(len(self.layers))
+
+    def narrow(self, token_ids: Tensor, head: RowMap) -> None:
+        """Draft these words only: the head over the whole vocabulary costs more than the layers.
+
+        It stays lossless under every rule, since q is what is drawn from: 0 for all other words.
+        token_ids: (W,), distinct. head: final hidden states → the target's logits (…, W) of these words.
+        """
+        self._words = token_ids, head
 
     def forward(self, *, target_features: Tensor, noise_embedding: Tensor, cache: DraftCache) -> Tensor:
         """Hidden states (1, B, D) of one block.
@@ -195,9 +206,15 @@ class DFlashDraftModel(PreTrainedModel):
         embedding = embed(ids)
         noise = embedding.to(self.dtype) * self.input_embedding_scale
         hidden = self(target_features=target_features.to(self.dtype), noise_embedding=noise, cache=cache)
-        logits = head(hidden[:, 1:].to(embedding.dtype)) * self.output_multiplier
+        drafted = hidden[:, 1:].to(embedding.dtype)
+        logits = (self._words[1] if self._words else head)(drafted) * self.output_multiplier
         cap = self.final_logit_softcapping
-        return torch.tanh(logits / cap) * cap if cap > 0 else logits
+        logits = torch.tanh(logits / cap) * cap if cap > 0 else logits
+        if self._words is None:
+            return logits
+        everywhere = logits.new_full((*logits.shape[:-1], self.config.vocab_size), float("-inf"))
+        everywhere[..., self._words[0]] = logits
+        return everywhere
 
     def spec_generate(
         self,
@@ -284,6 +301,11 @@ def _check_config(config: Qwen3Config | dict[str, Any], name: str) -> None:
         _setting(config, "mask_token_id") is not None,
         f"{name} is not a DFlash draft: its config (architectures {architectures}) has no mask_token_id. "
         'A draft\'s config.json has "dflash_config": {"mask_token_id": …, "target_layer_ids": […]}',
+    )
+    words, vocabulary = _setting(config, "draft_token_ids", []), _setting(config, "vocab_size", 0)
+    require(
+        len({*words}) == len(words) and all(0 <= word < vocabulary for word in words),
+        f"the draft_token_ids of {name} must be different tokens of its vocabulary of {vocabulary}",
     )
 
 

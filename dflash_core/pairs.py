@@ -181,6 +181,9 @@ def load_pair(
         ).eval()
     )
     check_pair(wrapped, draft_model, tokenizer, stops)
+    if draft_model.draft_token_ids:
+        words = torch.tensor(draft_model.draft_token_ids, device=wrapped.device)
+        draft_model.narrow(words, wrapped.head_of(words))
     if fast:
         pack_linears(draft_model)
     custom = bool(target or draft)

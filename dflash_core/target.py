@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from .blocks import require
 from .decoder import Decoder, KeyValueCache
+from .fast_linear import FastLinear
 
 PREFILL_CHUNK = 1024
 
@@ -108,6 +109,11 @@ class TransformersTarget:
     def head(self, hidden: Tensor) -> Tensor:
         return self._head(hidden).to(self.device)  # spread over several devices, the head may be on another
 
+    def head_of(self, token_ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """The head for these words alone: (…, D) → (…, W)."""
+        bias = getattr(self._head, "bias", None)
+        return _part_of_head(self._head.weight.to(self.device), None if bias is None else bias.to(self.device), token_ids)
+
 
 class DecoderTarget:
     """A Llama or Qwen3 model as a target, through our own forward pass: the fast path. It takes the model's weights over."""
@@ -146,6 +152,16 @@ class DecoderTarget:
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.decoder.head(hidden)
+
+    def head_of(self, token_ids: Tensor) -> Callable[[Tensor], Tensor]:
+        """The head for these words alone: (…, D) → (…, W)."""
+        head = self.decoder.head
+        weight = head.weight.to_dense() if head.packed else head.weight
+        return _part_of_head(weight, head.bias, token_ids)
+
+
+def _part_of_head(weight: Tensor, bias: Tensor | None, token_ids: Tensor) -> FastLinear:
+    return FastLinear(weight[token_ids], None if bias is None else bias[token_ids])
 
 
 def as_target(target: Target | PreTrainedModel) -> Target:

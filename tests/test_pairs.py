@@ -23,6 +23,7 @@ from dflash_core.fast_linear import FastLinear
 from dflash_core.pairs import DTYPES, EMBEDDED_DRAFT, PAIRS, Pair, PairError, check_pair, load_pair, stop_token_ids
 from dflash_core.target import DecoderTarget, TransformersTarget, require_rollback
 from dflash_core.toy import WORDS, ToyDraft, ToyTarget, toy_tokenizer
+from dflash_core.verify import RULES
 from dflash_core.weights import Progress
 
 from .conftest import MASK, VOCAB, tiny_draft, tiny_target
@@ -254,6 +255,43 @@ def test_target_and_draft_get_the_dtype_that_is_asked_for(saved: Path, dtype: st
     assert pair.dtype == dtype
     assert pair.target.dtype == pair.draft.dtype == DTYPES[dtype]
     assert not pair.draft.training
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_draft_may_be_narrowed_to_some_words(saved: Path, tmp_path: Path, fast: bool) -> None:
+    """Its logits of those words stay what they were, the others are never drafted, and the text is the target's."""
+    words = [60, 3, 41, 5, 96, 12]
+    settings = {"mask_token_id": MASK, "target_layer_ids": [0, 2], "draft_token_ids": words}
+    tiny_draft(dflash_config=settings).save_pretrained(tmp_path / "draft")
+    wide, narrow = load(saved, fast=fast), load(saved, draft=str(tmp_path / "draft"), fast=fast)
+    prompt = wide.encode("the cat saw", chat=False)
+    features = torch.randn(1, 3, 64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected, found = (
+            pair.draft.propose(pair.draft.new_cache(), features, prompt[:, -1:], 6, pair.target.embed, pair.target.head)
+            for pair in (wide, narrow)
+        )
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found[..., words], expected[..., words], rtol=1e-5, atol=1e-5)
+    assert found.isneginf().sum() == 5 * (VOCAB - len(words))
+    for rule in RULES:
+        for temperature in (0.0, 0.8):
+            options: dict[str, Any] = {"max_new_tokens": 30, "temperature": temperature, "seed": 4, "rule": rule}
+            run = dflash_generate(narrow.draft, narrow.target, prompt, **options)
+            assert {token for block in run.blocks for token in block.drafted} <= {*words}
+            if temperature == 0 or RULES[rule].same_text:
+                assert run.token_ids == dflash_generate(None, narrow.target, prompt, block_size=1, **options).token_ids
+
+
+def test_words_outside_the_vocabulary_are_refused(saved: Path, tmp_path: Path) -> None:
+    settings = {"mask_token_id": MASK, "target_layer_ids": [0, 2]}
+    tiny_draft().save_pretrained(tmp_path)
+    for words in ([1, 2, 1], [0, VOCAB], [-1]):
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["dflash_config"] = {**settings, "draft_token_ids": words}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(PairError, match=r"draft_token_ids .* must be different tokens of its vocabulary of 97"):
+            load(saved, draft=str(tmp_path))
 
 
 def test_the_fast_path_is_taken_where_there_is_one(saved: Path) -> None:
