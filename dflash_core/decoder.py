@@ -10,15 +10,17 @@ Shapes: R rows, n tokens a row in this pass, S cache positions, D hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from .blocks import require
 from .fast_linear import FastLinear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FIRST_CAPACITY = 512  # positions of a new cache
 
@@ -29,7 +31,7 @@ def supports(model: PreTrainedModel) -> bool:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     return (
-        type(model) in (LlamaForCausalLM, Qwen3ForCausalLM)
+        type(model).__name__ in ("LlamaForCausalLM", "Qwen3ForCausalLM")
         and kinds == {"full_attention"}
         and rope in ("default", "linear", "llama3", "yarn")  # the others change with the length
         and len({(p.device, p.dtype) for p in model.parameters()}) == 1

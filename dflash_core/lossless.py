@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from .blocks import Generation, JudgedToken, SamplingParams, require
@@ -376,4 +376,4 @@ def _p_value(observed: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], fre
     by_sample, by_class = total / observed.sum(1), total / expected.sum(0)
     rows = float(by_sample.sum()) - 1 if len(observed) > 1 else 1.0
     correction = 1 + rows * (float(by_class.sum()) - 1) / (6 * total * freedom)
-    return float(stats.chi2.sf(max(0.0, g) / correction, freedom))
+    return float(special.chdtrc(freedom, max(0.0, g) / correction))

@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scipy import stats
+from scipy import special  # scipy.stats takes a second to import
 
 from .blocks import Block
 from .theory import acceptance_length_law
 
 CONFIDENCE = 0.95
-Z = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
+Z = float(special.ndtri((1 + CONFIDENCE) / 2))
 REPEAT_WINDOW = 16  # tokens; a longer phrase that comes again counts as repetition
 
 
@@ -188,7 +188,7 @@ class RunningMetrics:
         if n < 2 or tau is None or self._n_drafted == 0:
             return None, None
         variance = sum(count * (i + 1 - tau) ** 2 for i, count in enumerate(self._lengths)) / (n - 1)
-        half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * math.sqrt(variance / n)
+        half = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance / n)
         return max(1.0, tau - half), min(float(len(self._lengths)), tau + half)
 
     def _positions(self) -> Iterable[PositionStats]:

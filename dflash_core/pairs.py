@@ -6,21 +6,23 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
 from .blocks import require
 from .decoder import supports
-from .draft_model import DFlashDraftModel
 from .fast_linear import pack_linears
 from .generate import Draft
 from .target import DecoderTarget, Target, TransformersTarget
 from .toy import ToyDraft, ToyTarget, toy_tokenizer
 from .weights import Progress, ensure_target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from .draft_model import DFlashDraftModel
 
 EMBEDDED_DRAFT = Path(__file__).parent.parent / "assets" / "draft"
 CUSTOM = "custom"  # key of a pair whose target or draft was given by path or hub id
@@ -158,6 +160,12 @@ def load_pair(
     if not target_source:
         target_source = str(ensure_target(report))
     report(Progress("Loading the target", None, None))
+    # Here, because they take seconds, and the page is up before.
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    from .draft_model import DFlashDraftModel
+
     disable_progress_bar()  # the page and the terminal show ours
     try:
         tokenizer = AutoTokenizer.from_pretrained(target_source)

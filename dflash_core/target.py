@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
 
 from .blocks import require
 from .decoder import Decoder, KeyValueCache
 from .fast_linear import FastLinear
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel
 
 PREFILL_CHUNK = 1024
 
@@ -74,6 +76,8 @@ class TransformersTarget:
         return self._embedding.device
 
     def new_cache(self) -> DynamicCache:
+        from transformers import DynamicCache  # who has a model has imported it already
+
         cache = DynamicCache(config=self.model.config)
         # Sliding-window layers drop old states at once unless told that a roll-back will come.
         cache.activate_past_recording()
@@ -166,9 +170,7 @@ def _part_of_head(weight: Tensor, bias: Tensor | None, token_ids: Tensor) -> Fas
 
 def as_target(target: Target | PreTrainedModel) -> Target:
     """A transformers model wrapped as a Target; a Target as it is."""
-    if isinstance(target, PreTrainedModel):
-        return TransformersTarget(target)
-    return target
+    return target if hasattr(target, "roll_back") else TransformersTarget(target)
 
 
 def require_rollback(model: PreTrainedModel) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 # Ġ is the byte-level alphabet's space, Ċ its newline. Some words are there to be awkward: markup that a page must not run,
 # and an emoji in two tokens.
@@ -104,6 +107,8 @@ class ToyDraft:
 
 def toy_tokenizer() -> PreTrainedTokenizerFast:
     """A word-level tokenizer over `WORDS`; what it does not know becomes <unk>."""
+    from transformers import PreTrainedTokenizerFast  # here: it takes its time to import
+
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()

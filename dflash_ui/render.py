@@ -7,11 +7,12 @@ becomes one chip. Chips are plain JSON values; the page turns their text into te
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from dflash_core.blocks import Block, JudgedToken
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Chip = dict[str, Any]
 

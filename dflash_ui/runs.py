@@ -12,11 +12,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 from uuid import uuid4
 
 import torch
-import transformers
 
 from dflash_core.blocks import Block, Generation, SamplingParams
 from dflash_core.metrics import RunningMetrics, RunStats
@@ -74,7 +74,7 @@ class Run:
             "prompt": self.request.prompt,
             "chat": self.request.chat,
             "date": time.strftime("%Y-%m-%d"),
-            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            "versions": {"torch": torch.__version__, "transformers": version("transformers")},
             "prompt_chips": render.prompt_chips(pair.tokenizer, prompt_ids),
         }
         self.head = make_head(self.about, self.request.params, self.request.block_size, len(prompt_ids))

@@ -118,3 +118,9 @@ def test_without_weights_the_page_opens_and_says_what_to_do(browser: Any, served
     assert not page.is_enabled("#stop")
     page.close()
     assert visitor.errors == []
+
+
+def test_the_page_starts_without_the_library_of_models() -> None:
+    """transformers takes seconds to import; the page is up before."""
+    code = "import sys, app; sys.exit('transformers' in sys.modules or 'scipy.stats' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
