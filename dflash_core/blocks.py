@@ -25,6 +25,11 @@ def is_number(value: object) -> TypeGuard[float]:
         return False
 
 
+def is_within(value: object, low: float, high: float) -> TypeGuard[float]:
+    """A number from low to high; a bool is not one, nor is NaN."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn and judged.

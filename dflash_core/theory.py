@@ -11,7 +11,7 @@ import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from .blocks import require
+from .blocks import is_within, require
 
 
 def expected_acceptance_length(alpha: float, block_size: int) -> float:
@@ -62,7 +62,7 @@ def speedup(tau: float, draft_cost: float, verify_cost: float) -> float:
     theorem 3.8, has γ·c + 1 below the line: γ draft passes one after the other, and a verification as cheap as one step.
     Raises ValueError unless τ ≥ 1, both costs are 0 or more and their sum is above 0.
     """
-    require(_within(tau, 1, sys.float_info.max), f"tau counts the target's own token and must be 1 or more, not {tau!r}")
+    require(is_within(tau, 1, sys.float_info.max), f"tau counts the target's own token and must be 1 or more, not {tau!r}")
     _check_costs(draft_cost, [verify_cost])
     require(draft_cost + verify_cost > 0, "draft_cost and verify_cost must not both be 0: they are times over a plain step's")
     return tau / (draft_cost + verify_cost)
@@ -106,14 +106,10 @@ def _survival(alphas: Sequence[float]) -> list[float]:
 
 
 def _check_alphas(alphas: Sequence[float]) -> None:
-    wrong = [alpha for alpha in alphas if not _within(alpha, 0, 1)]
+    wrong = [alpha for alpha in alphas if not is_within(alpha, 0, 1)]
     require(not wrong, f"alpha is a probability: it must be a number from 0 to 1, not {wrong[:1]}")
 
 
 def _check_costs(draft_cost: float, verify_costs: Iterable[float]) -> None:
-    wrong = [cost for cost in (draft_cost, *verify_costs) if not _within(cost, 0, sys.float_info.max)]
+    wrong = [cost for cost in (draft_cost, *verify_costs) if not is_within(cost, 0, sys.float_info.max)]
     require(not wrong, f"a cost is a time over that of a plain step: it must be a number of 0 or more, not {wrong[:1]}")
-
-
-def _within(value: object, low: float, high: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high

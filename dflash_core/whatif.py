@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .blocks import Block, Generation, SamplingParams, require
+from .blocks import Block, Generation, SamplingParams, is_within, require
 from .generate import Draft
 from .sampling import entropy, probabilities
 from .target import as_target
@@ -71,7 +71,7 @@ class WhatIf:
                 f'"{name}" must have a row for each of the {len(positions)} positions',
             )
             _require(
-                all(_is_list(row) and len(row) == len(temperatures) and all(_within(v, high) for v in row) for row in value),
+                all(_is_list(row) and len(row) == len(temperatures) and all(is_within(v, 0, high) for v in row) for row in value),
                 f'each row of "{name}" must have {len(temperatures)} numbers from 0 to {high:g}, one for each temperature',
             )
             return tuple(tuple(float(v) for v in row) for row in value)
@@ -200,7 +200,7 @@ def check_temperatures(values: Any) -> tuple[float, ...]:
     require(isinstance(values, Iterable) and not isinstance(values, str), "temperatures must be a list of numbers")
     grid = tuple(values)
     require(len(grid) > 0, "temperatures is empty: give at least one")
-    wrong = [value for value in grid if not _within(value, sys.float_info.max)]
+    wrong = [value for value in grid if not is_within(value, 0, sys.float_info.max)]
     require(not wrong, f"each temperature must be a number of 0 or more, not {str(wrong[:1])[1:-1][:40]}")
     return tuple(float(value) for value in grid)
 
@@ -265,8 +265,3 @@ def _require(condition: bool, message: str) -> None:
 
 def _is_list(value: object) -> bool:
     return isinstance(value, (list, tuple))
-
-
-def _within(value: object, high: float) -> bool:
-    """A number from 0 to high; a bool is not one, nor is NaN."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= high

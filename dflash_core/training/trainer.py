@@ -21,7 +21,7 @@ from .loss import ROWS_AT_ONCE, GuessLoss, LossMix
 from .parallel import block_hidden
 
 AVERAGE_EVERY = 8  # steps
-BLOCK_SIZES = (2, 3, 4, 4, 5, 6, 7, 8, 8, 8, 10, 12, 14, 16, 16, 16)
+BLOCK_SIZES = (2, 3, 4, 4, 4, 5, 5, 6, 6, 7, 8, 8, 8, 10, 12, 16)  # one is drawn for each step
 
 
 @dataclass(frozen=True, slots=True)
