@@ -18,6 +18,7 @@ from torch import Tensor
 
 GREEDY_BELOW = 1e-5
 STRETCH = 256  # tokens that a draw cumulates
+NUCLEUS = 1024  # tokens among which top-p looks first
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,10 @@ def probabilities(logits: Tensor, *, temperature: float, top_p: float = 1.0, top
     else:
         probs = scores.softmax(-1)
     if top_p < 1.0:
-        ordered, order = probs.sort(dim=-1, descending=True)
+        # The set is small nearly always: then the most likely tokens will do, and the vocabulary need not be sorted.
+        ordered, order = probs.topk(min(NUCLEUS, probs.shape[-1]), dim=-1)
+        if bool((ordered.sum(-1) < top_p).any()):
+            ordered, order = probs.sort(dim=-1, descending=True)
         ordered[ordered.cumsum(-1) - ordered >= top_p] = 0.0
         probs = torch.zeros_like(probs).scatter_(-1, order, ordered / ordered.sum(-1, keepdim=True))
     return probs

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dflash_core.lossless import chi_square_p_value
-from dflash_core.sampling import Randomness, draw, entropy, probabilities, sample
+from dflash_core.sampling import STRETCH, Randomness, draw, entropy, probabilities, sample
 
 from .conftest import FALSE_ALARM
 
@@ -52,6 +52,30 @@ def test_top_k_and_top_p() -> None:
     assert probabilities(logits, temperature=1.0, top_p=0.65).tolist() == pytest.approx([4 / 7, 3 / 7, 0, 0])
     assert probabilities(logits, temperature=1.0, top_p=1e-9).tolist() == [1, 0, 0, 0]
     assert probabilities(logits, temperature=1.0, top_k=3, top_p=0.5).tolist() == pytest.approx([4 / 7, 3 / 7, 0, 0])
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
+def test_top_p_of_a_large_vocabulary_is_that_of_the_sorted_one(scale: float) -> None:
+    """Flat rows need more words than are looked at first, peaked ones fewer; both may stand in one block."""
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)) * torch.tensor([[scale], [1.0], [6.0]])
+    for top_p in (0.3, 0.9, 0.999):
+        found = probabilities(logits, temperature=1.0, top_p=top_p)
+        for row, p in zip(found, logits.softmax(-1), strict=True):
+            ordered = p.sort(descending=True).values
+            n_kept = int((ordered.cumsum(-1) - ordered < top_p).sum())
+            assert int((row > 0).sum()) == n_kept
+            assert (row[row > 0].min() >= ordered[n_kept - 1] - 1e-9) and row.sum() == pytest.approx(1)
+            torch.testing.assert_close(row[row > 0], p[row > 0] / p[row > 0].sum())
+
+
+def test_a_draw_is_the_first_token_whose_cumulated_weight_exceeds_the_uniform() -> None:
+    """Also across the stretches that it is made in, for vocabularies that do not divide into them."""
+    for size in (1, 2, STRETCH - 1, STRETCH, STRETCH + 1, 1000):
+        weights = torch.randint(0, 4, (40, size), generator=torch.Generator().manual_seed(size)).float()
+        weights[:, -1] += weights.sum(-1) == 0
+        uniforms = torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        expected = ((weights.double().cumsum(-1)) <= uniforms[:, None] * weights.double().sum(-1, keepdim=True)).sum(-1)
+        assert draw(weights, uniforms).equal(expected)
 
 
 def test_draws_follow_the_weights() -> None:
