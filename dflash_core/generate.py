@@ -245,6 +245,18 @@ def dflash_generate(
     return Generation(tuple(input_ids[0].tolist()), params, block_size, tuple(blocks))
 
 
+def accept_uniforms(params: SamplingParams, block: Block) -> tuple[float, ...] | None:
+    """The uniform number of each drafted token of a block, made again from the seed; None under a rule that decides without.
+
+    Where the same-text rules compare two draws, the others keep a token if its number lies below a probability.
+    """
+    rule = RULES[params.rule]
+    if rule.same_text or not block.drafted:
+        return None
+    draws = Randomness(params.seed, torch.device("cpu")).draws(block.start, len(block.drafted), fresh=rule.joint)
+    return tuple(draws.accept[0].tolist())
+
+
 def _to_host(verdict: Verdict, drafted: Tensor) -> tuple[int, int, tuple[int, ...]]:
     """(n_accepted, next_token, drafted ids), brought to the host with the block's one synchronisation."""
     values = torch.cat([verdict.n_accepted, verdict.next_token, drafted[0]]).tolist()

@@ -200,8 +200,8 @@ def payload(asked: LawRequest, *, seed: int) -> dict[str, Any]:
 
 
 def token_names(run: Run) -> dict[int, str]:
-    """Texts of the single tokens that the run showed, by id. A trace holds no vocabulary, so not every token has one."""
-    names: dict[int, str] = {}
+    """Texts of the single tokens that the run is about, by id. An older trace has only those that it showed."""
+    names = {int(token): visible(word) for token, word in run.words.items() if word}
     for view in run.views[:]:
         for chip in view["chips"]:
             if len(chip["ids"]) == 1 and chip["t"]:

@@ -10,6 +10,7 @@ import gradio as gr
 from dflash_core.trace import TraceError, parse_trace
 
 from . import theme
+from .block_tab import block_tab
 from .lossless_tab import LosslessTab
 from .models import LoadPair, Shelf, make_decode
 from .run_tab import RunTab, offered_pairs
@@ -37,6 +38,8 @@ def build_page(load: LoadPair, *, pair: str, label: str | None = None, only: boo
             # First, and so always mounted: a stage that is not mounted would miss blocks.
             with gr.Tab(text("tabs", "run"), id="run"):
                 tab = RunTab(page, runs, shelf, offered_pairs(pair, label, only=only), recorded[0] if recorded else None)
+            with gr.Tab(text("tabs", "block"), id="block"):
+                block_tab()
             with gr.Tab(text("tabs", "lossless"), id="lossless") as lossless:
                 LosslessTab(lossless, runs, recorded)
         gr.api(tab.generate, api_name="generate", concurrency_limit=SCRIPTS_AT_ONCE)  # type: ignore[attr-defined]

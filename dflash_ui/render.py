@@ -30,7 +30,20 @@ class TokenText:
         self._tokenizer = tokenizer
         self._special = set(tokenizer.all_special_ids)
         self._context = list(prompt_ids[-CONTEXT:])
+        self._known: set[int] = set()
+        self._letter: list[int] = tokenizer("a", add_special_tokens=False).input_ids
+        self._letter_length = len(_read(tokenizer, self._letter))
         self._open = 0  # characters at the context's end without a chip yet: the next tokens may complete them
+
+    def words(self, block: Block) -> dict[str, str]:
+        """Texts of the single tokens that the block's numbers are about and that no block before had, by id.
+
+        A token of a vocabulary, not a stretch of text: read after a letter, and without those that share a character with it.
+        """
+        tables = (token for judged in block.judged for token, _, _ in judged.table)
+        fresh = {*block.drafted, *block.emitted, block.anchor, *tables} - self._known
+        self._known |= fresh
+        return {str(token): _read(self._tokenizer, [*self._letter, token])[self._letter_length :] for token in sorted(fresh)}
 
     def block_chips(self, block: Block) -> list[Chip]:
         """The chips of a block in the order of display, ghosts included."""
@@ -150,8 +163,30 @@ def _without_token(chip: Chip) -> Chip:
     return {name: chip[name] for name in ("s", "pos", "k")} | {"ids": []}
 
 
-def view(block: Block, chips: list[Chip], running_tau: float | None) -> dict[str, Any]:
-    """What the page is sent of one block."""
+def inside(block: Block, uniforms: Sequence[float] | None) -> list[dict[str, Any]]:
+    """Of each judged token: its numbers, the most likely tokens as [id, p, q], and the uniform number that decided, if any."""
+    found = []
+    for i, judged in enumerate(block.judged):
+        numbers: dict[str, Any] = {"p": judged.target_prob, "q": judged.draft_prob, "a": judged.accept_prob}
+        top = [[token, _short(p), _short(q)] for token, p, q in judged.table]
+        found.append(numbers | {"top": top, "u": uniforms[i] if uniforms else None})
+    return found
+
+
+def _short(x: float) -> float:
+    """Six significant digits: what the page draws, in fewer bytes."""
+    return float(f"{x:.6g}")
+
+
+def view(
+    block: Block,
+    chips: list[Chip],
+    running_tau: float | None,
+    *,
+    words: dict[str, str],
+    uniforms: Sequence[float] | None,
+) -> dict[str, Any]:
+    """What the page is sent of one block. words: `TokenText.words`. uniforms: as for `inside`."""
     return {
         "i": block.index,
         "start": block.start,
@@ -161,5 +196,13 @@ def view(block: Block, chips: list[Chip], running_tau: float | None) -> dict[str
         "cut": block.is_cut,
         "finish": block.finish_reason,
         "chips": chips,
+        "anchor": block.anchor,
+        "drafted": list(block.drafted),
+        "kept": block.n_accepted,
+        "emitted": list(block.emitted),
+        "next": block.next_kind,
+        "p_next": block.next_target_prob,
+        "judged": inside(block, uniforms),
+        "words": words,
         "sec": [block.draft_seconds, block.verify_seconds, block.other_seconds],
     }

@@ -19,6 +19,7 @@ from uuid import uuid4
 import torch
 
 from dflash_core.blocks import Block, Generation, SamplingParams
+from dflash_core.generate import accept_uniforms
 from dflash_core.metrics import RunningMetrics, RunStats
 from dflash_core.pairs import Pair
 from dflash_core.sampling import GREEDY_BELOW
@@ -57,6 +58,7 @@ class Run:
         self.views: list[dict[str, Any]] = []
         self.plain: dict[str, Any] | None = None
         self.about: dict[str, Any] = {}
+        self.words: dict[str, str] = {}  # texts of single tokens, by id
         self._metrics = RunningMetrics(request.block_size)
         self._text: render.TokenText | None = None
 
@@ -81,12 +83,14 @@ class Run:
 
     def add(self, block: Block) -> None:
         assert self._text is not None
-        self._append(block, self._text.block_chips(block))
+        self._append(block, self._text.block_chips(block), self._text.words(block))
 
-    def _append(self, block: Block, chips: list[render.Chip]) -> None:
+    def _append(self, block: Block, chips: list[render.Chip], words: dict[str, str]) -> None:
         self.blocks.append(block)
         self._metrics.add(block)
-        self.views.append(render.view(block, chips, self._metrics.tau))
+        self.words |= words
+        uniforms = accept_uniforms(self.request.params, block)
+        self.views.append(render.view(block, chips, self._metrics.tau, words=words, uniforms=uniforms))
 
     def set(self, status: str, message: str = "") -> None:
         self.status, self.message = status, message
@@ -138,7 +142,7 @@ class Run:
         run.id, run.about, run.prompt_ids = run_id, about, list(generation.prompt_ids)
         run.head = make_head(about, generation.params, generation.block_size, len(generation.prompt_ids))
         for block, chips in zip(generation.blocks, trace.texts, strict=True):
-            run._append(block, chips)
+            run._append(block, chips, about.get("words", {}) if block.index == 0 else {})
         run.set("recorded", about.get("title", ""))
         return run
 
@@ -147,7 +151,7 @@ class Run:
         request = self.request
         views = tuple(self.views)  # the run may be going on: a block's view comes last
         generation = Generation(tuple(self.prompt_ids), request.params, request.block_size, tuple(self.blocks[: len(views)]))
-        return dump_trace(Trace(generation, self.about, tuple(view["chips"] for view in views)))
+        return dump_trace(Trace(generation, self.about | {"words": self.words}, tuple(view["chips"] for view in views)))
 
 
 def make_head(about: dict[str, Any], params: SamplingParams, block_size: int, prompt_tokens: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dflash_core import RULES, Block, JudgedToken, dflash_generate
 from dflash_core.toy import EMOJI_HALVES, WORDS, ToyDraft, ToyTarget, toy_tokenizer
-from dflash_ui.render import CONTEXT, TokenText, prompt_chips, view
+from dflash_ui.render import CONTEXT, TokenText, inside, prompt_chips, view
 
 TOKENIZER = toy_tokenizer()
 STOP, THE, CAT, DOG, DOT = (WORDS.index(word) for word in ("<stop>", "Ġthe", "Ġcat", "Ġdog", "."))
@@ -374,8 +374,29 @@ def test_the_first_token_continues_the_prompts_text() -> None:
 def test_view_of_a_block() -> None:
     chips = [{"s": "plain", "t": "x"}]
     cut = block([DOG, STOP, CAT], 3, THE, emitted=2, index=4, start=30)
-    assert view(cut, chips, 2.5) == {
+    found = view(cut, chips, 2.5, words={"7": " x"}, uniforms=None)
+    told = found.pop("judged")
+    assert found == {
         "i": 4, "start": 30, "n_drafted": 3, "tau": 2, "mean": 2.5, "cut": True, "finish": "stop", "chips": chips,
-        "sec": [0.1, 0.2, 0.3],
+        "anchor": cut.anchor, "drafted": [DOG, STOP, CAT], "kept": 3, "emitted": [DOG, STOP], "next": "bonus",
+        "p_next": cut.next_target_prob, "words": {"7": " x"}, "sec": [0.1, 0.2, 0.3],
     }  # fmt: skip
-    assert view(block([], 0, DOG, index=0), chips, None)["mean"] is None
+    assert [entry["p"] for entry in told] == [entry.target_prob for entry in cut.judged]
+    assert view(block([], 0, DOG, index=0), chips, None, words={}, uniforms=None)["mean"] is None
+
+
+def test_words_are_told_once_and_as_they_stand_in_a_text() -> None:
+    text = TokenText(TOKENIZER, [THE])
+    first, second = block([DOG, CAT], 1, THE), block([DOG, DOT], 0, CAT)
+    found = text.words(first)
+    assert found == {str(token): TOKENIZER.decode([token]) for token in {DOG, CAT, THE, first.anchor}}
+    assert set(text.words(second)) == {str(DOT)}
+
+
+def test_the_numbers_inside_a_block_are_those_recorded() -> None:
+    numbers = JudgedToken(0.25, 0.5, 0.5, 1.0, 2.0, ((DOG, 0.6666666666, 0.25), (CAT, 1e-9, 0.123456789)))
+    one = replace(block([DOG], 0, CAT), judged=(numbers,))
+    assert inside(one, [0.75]) == [
+        {"p": 0.25, "q": 0.5, "a": 0.5, "u": 0.75, "top": [[DOG, 0.666667, 0.25], [CAT, 1e-9, 0.123457]]}
+    ]
+    assert inside(one, None)[0]["u"] is None

@@ -24,7 +24,10 @@ export const integer = (x, none = "–") => (known(x) ? Math.round(x).toLocaleSt
 export function probability(x) {
   if (!known(x)) return "–";
   if (x === 0 || x === 1) return String(x);
-  if (x < 1e-4) return x.toExponential(1).replace("e-", " × 10^−");
+  if (x < 1e-4) {
+    const [digits, power] = x.toExponential(1).split("e-");
+    return `${digits} × 10⁻${power.replace(/\d/g, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit])}`;
+  }
   if (x > 0.9995) return "> 0.999";
   return x < 0.1 ? x.toPrecision(2) : x.toFixed(3);
 }

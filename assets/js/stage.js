@@ -3,6 +3,7 @@
 import { Actions } from "./actions.js";
 import { Card } from "./card.js";
 import { Charts } from "./charts.js";
+import { current } from "./current.js";
 import { el } from "./dom.js";
 import { Figures } from "./figures.js";
 import { Legend } from "./legend.js";
@@ -23,12 +24,14 @@ export async function start({ element, props, watch, server, boot, urls }) {
   const card = new Card(root, boot.states);
   const strip = new Strip(boot.states, (token, chip, view) =>
     token ? card.show(token, chip, view, store.head) : card.hide(),
+    (view, place) => current.open(view.i, place),
   );
   const legend = new Legend(boot.states, (state, shown) => strip.toggle(state, shown));
   const charts = new Charts(boot.templates, () => loadPlotly(urls.plotly), (i) => strip.reveal(i));
   const store = new Store((request) => server.get_run(request), {
     run(head) {
       status.showRun(head);
+      current.begin(store.run, head);
       strip.clear();
       strip.follow = !head.recorded; // a recorded run comes whole, and is read from its beginning
       strip.setPrompt(head.prompt, head.prompt_tokens);
@@ -38,6 +41,7 @@ export async function start({ element, props, watch, server, boot, urls }) {
       actions.say("");
     },
     block(view) {
+      current.add(view);
       strip.append(view);
       charts.append(view);
     },

@@ -24,10 +24,14 @@ const mayBreakBefore = (chip) => isText(chip) && /^\s/.test(chip.t);
 const first = (block) => block?.querySelector(".tok");
 
 export class Strip {
-  /** states: words of the states; onInspect(node, chip, view) when a token is pointed at or focused, (null) when none is. */
-  constructor(states, onInspect) {
+  /**
+   * states: words of the states; onInspect(node, chip, view) when a token is pointed at or focused, (null) when none is;
+   * onOpen(view, k) when its block is to be opened at the token's place k, or null.
+   */
+  constructor(states, onInspect, onOpen) {
     this.states = states;
     this.onInspect = onInspect;
+    this.onOpen = onOpen;
     this.chips = new WeakMap(); // token node -> [chip, view]
     this.promptText = el("div", { class: "tokens" });
     this.promptCount = el("span", { class: "count" });
@@ -174,11 +178,18 @@ export class Strip {
       const node = event.target.closest(".tok");
       if (node && getSelection().isCollapsed) this.focus(node);
     });
+    strip.addEventListener("dblclick", (event) => this.open(event.target.closest(".tok")));
     strip.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  open(node) {
+    const [chip, view] = this.chips.get(node) ?? [null, null];
+    if (view?.n_drafted) this.onOpen(view, chip.k ?? null);
   }
 
   key(event) {
     const node = event.target;
+    if (event.key === "Enter") this.open(node);
     if (!this.chips.has(node) || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
     const moves = {
       ArrowRight: () => this.step(node, "nextNode"),

@@ -1,4 +1,6 @@
-// Every word the stage shows, apart from the token states (assets/states.json) and the charts (dflash_ui/charts.py).
+// Every word the stage and the Block tab show, apart from the token states (assets/states.json) and the charts (dflash_ui/charts.py).
+
+const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 
 export const words = {
   status: {
@@ -30,7 +32,7 @@ export const words = {
   },
   legend: {
     title: "Token states",
-    note: "Click a state to hide or show it. Point at a token to see its numbers; arrow keys step through the text.",
+    note: "Click a state to hide or show it. Point at a token to see its numbers; double-click it, or press Enter, to open its block.",
   },
   strip: {
     prompt: "Prompt",
@@ -83,6 +85,60 @@ export const words = {
     waiting: "The first block draws this chart.",
     plain: "Plain decoding drafts nothing: no acceptance to show.",
     failed: "The charts could not be loaded. Everything else on this page works without them.",
+  },
+  block: {
+    none: "No block yet. Run something in the first tab, and every draft and verdict can be opened here.",
+    plain: "Plain decoding drafts nothing: every pass of the target gives one token, and there is no verdict to look into.",
+    title: (i, n) => `Block ${i} of ${n}`,
+    where: (from, to) => `positions ${from} – ${to}`,
+    scrub: "Block",
+    previous: "Previous block",
+    next: "Next block",
+    play: "Play",
+    pause: "Pause",
+    keys: "Arrow left and right: one block; up and down: one judged token; Home and End: first and last block.",
+    phases: {
+      draft: ["1 Draft", (n, ms) => `The draft sees the anchor and ${n} masks, and fills all of them in one pass (${ms} ms).`],
+      verify: ["2 Verify", (n, ms) => `The target scores anchor and drafts in one pass over ${n} tokens (${ms} ms).`],
+      verdict: ["3 Verdict", (rule) => `From left to right, by the rule ${rule}, up to the first rejection.`],
+      commit: ["4 Commit", (n, back) => `${count(n, "token")} gained; ${back ? `${count(back, "draft")} forgotten, in both caches` : "nothing to forget"}.`],
+    },
+    anchor: "anchor",
+    mask: "▒",
+    places: "Judged tokens of this block",
+    place: (k, text, verdict) => `Place ${k}: ${text}, ${verdict}`,
+    accepted: "accepted",
+    rejected: "rejected",
+    unseen: "cut off before it was used",
+    target: "p (target)",
+    draft: "q (draft)",
+    shared: "min(p, q)",
+    rest: "all other tokens",
+    drafted: "drafted",
+    emitted: "put there",
+    bars: (k, t) => `p and q at place ${k}, after temperature ${t}`,
+    overlap: "Σ min(p, q)",
+    temperature: "What if the temperature were",
+    reset: "as it was",
+    whatIf: (p, q) =>
+      `Computed from the tokens listed, which hold ${p} of p and ${q} of q at the run's temperature; the rest is left out, so read ratios.`,
+    fixedTemperature: "At temperature 0 the run recorded one token for each side: there is nothing to reshape.",
+    truncated: "The run cut its distributions (top-p or top-k): there is nothing to reshape.",
+    says: {
+      drew: (text, q) => `The draft gave ${text} the probability ${q}.`,
+      scored: (p) => `The target gave it ${p}.`,
+      match: (a) => `The target draws its own token and keeps the draft's if they are the same: that happens with probability p = ${a}.`,
+      coupled: (a) => `Both draw with the same noise: given this token, they agree with probability ${a}.`,
+      ratio: (a) => `It is kept with probability min(1, p/q) = ${a}.`,
+      block: (a) => `Given the whole drafted block, it is kept with probability ${a}.`,
+      drawn: (u, kept) => `The number drawn was ${u}, ${kept ? "below that" : "not below that"}.`,
+      passing: (u) => `The number drawn for its prefix was ${u}.`,
+      kept: "So it was kept.",
+      own: (text) => `The target's own token was ${text}, so it took the draft's place.`,
+      residual: (text) => `So it was replaced by ${text}, drawn from the residual norm((p − q)₊).`,
+      blockResidual: (text) => `So it was replaced by ${text}, drawn from the residual of the block.`,
+      naive: (text) => `So it was replaced by ${text}, drawn from p itself, which is the mistake of this rule.`,
+    },
   },
   actions: {
     copy: "Copy text",

@@ -1,0 +1,305 @@
+// The Block tab: one draft-verify cycle of the run on show, from what was recorded of it. Everything here happened.
+
+import { current } from "./current.js";
+import { el, fixed, probability, setText, visible } from "./dom.js";
+import { addStyles } from "./served.js";
+import { words } from "./words.js";
+
+const PHASES = ["draft", "verify", "verdict", "commit"];
+const PLAY_MS = 700; // a phase
+const MOST_TEXT = 24; // characters of a token
+
+/** As for the stage (stage.py); boot: {theme}. */
+export async function start({ element, boot, urls }) {
+  await addStyles(boot.theme, urls.css);
+  const inspector = new Inspector();
+  element.replaceChildren(inspector.node);
+  for (const event of ["run", "block", "open"]) current.addEventListener(event, () => inspector.changed(event));
+  inspector.changed(current.asked ? "open" : "run");
+}
+
+class Inspector {
+  constructor() {
+    const t = words.block;
+    this.title = el("h3", { class: "block-title", role: "status" });
+    this.where = el("span", { class: "block-where" });
+    this.slider = el("input", { type: "range", min: 1, max: 1, value: 1, "aria-label": t.scrub, class: "block-slider" });
+    this.slider.addEventListener("input", () => this.show(Number(this.slider.value)));
+    this.previous = this.button("‹", t.previous, () => this.show(this.i - 1));
+    this.next = this.button("›", t.next, () => this.show(this.i + 1));
+    this.play = this.button(t.play, t.play, () => (this.timer ? this.stop() : this.begin()));
+    this.cycle = el("ol", { class: "cycle" });
+    this.tabs = el("div", { class: "block-places", role: "group", "aria-label": t.places });
+    this.detail = el("div", { class: "block-detail" });
+    this.body = el("div", {}, this.cycle, this.tabs, this.detail);
+    this.empty = el("p", { class: "law-empty" });
+    this.controls = el(
+      "div",
+      { class: "block-controls" },
+      this.previous, this.slider, this.next, this.play, el("p", { class: "block-keys" }, t.keys),
+    );
+    this.head = el("div", { class: "block-head" }, this.title, this.where);
+    this.node = el("div", { class: "stage inspector" }, this.head, this.controls, this.body, this.empty);
+    this.node.addEventListener("keydown", (event) => this.key(event));
+    this.i = null;
+  }
+
+  button(text, label, action) {
+    const button = el("button", { type: "button", class: "block-button", "aria-label": label }, text);
+    button.addEventListener("click", action);
+    return button;
+  }
+
+  /** Blocks that drafted something; block 0 is the prefill. */
+  get last() {
+    return current.views.length - 1;
+  }
+
+  changed(event) {
+    if (event === "run") this.stop();
+    const drafts = (current.head?.block_size ?? 0) > 1;
+    const any = drafts && this.last >= 1;
+    for (const node of [this.head, this.controls, this.body]) node.hidden = !any;
+    this.empty.hidden = any;
+    if (!any) {
+      this.i = null;
+      setText(this.empty, current.head && !drafts ? words.block.plain : words.block.none);
+      return;
+    }
+    this.slider.max = this.last;
+    if (event === "open" && current.asked) {
+      const { i, k } = current.asked;
+      this.show(i, k);
+    } else if (event === "run" || this.i === null) {
+      this.show(1);
+    } else {
+      this.headline();
+    }
+  }
+
+  headline() {
+    const view = current.views[this.i];
+    setText(this.title, words.block.title(this.i, this.last));
+    setText(this.where, words.block.where(view.start, view.start + view.n_drafted));
+    this.slider.value = this.i;
+    this.previous.disabled = this.i <= 1;
+    this.next.disabled = this.i >= this.last;
+  }
+
+  show(i, k = null, phase = PHASES.length - 1) {
+    this.i = Math.max(1, Math.min(i, this.last));
+    this.node.dataset.block = this.i;
+    this.temperature = null;
+    const view = current.views[this.i];
+    this.headline();
+    this.drawCycle(view, phase);
+    this.tabs.replaceChildren(
+      ...view.judged.map((_, n) => {
+        const node = this.button(this.shown(view.drafted[n]), this.placeLabel(view, n + 1), () => this.choose(n + 1));
+        node.classList.add("tok", `s-${this.stateOf(view, n + 1)}`);
+        return node;
+      }),
+    );
+    this.choose(Math.min(k ?? view.judged.length, view.judged.length) || 1);
+  }
+
+  placeLabel(view, k) {
+    return words.block.place(k, this.shown(view.drafted[k - 1]), words.block[k <= view.kept ? "accepted" : "rejected"]);
+  }
+
+  stateOf(view, k) {
+    if (view.cut && k > view.emitted.length) return "cut";
+    return k <= view.kept ? "accepted" : k === view.kept + 1 ? "rejected" : "unjudged";
+  }
+
+  /** A token's text for reading: white space visible, long ones shortened. */
+  shown(id) {
+    const text = visible(current.words.get(id) ?? `#${id}`);
+    return text.length > MOST_TEXT ? `${text.slice(0, MOST_TEXT)}…` : text || `#${id}`;
+  }
+
+  token(id, state) {
+    return el("span", { class: `tok s-${state}` }, this.shown(id));
+  }
+
+  drawCycle(view, phase) {
+    const t = words.block.phases;
+    const [draft, verify] = view.sec.map((seconds) => fixed(1000 * seconds, 1));
+    const anchor = () => this.token(view.anchor, "plain");
+    const drafted = (state) => view.drafted.map((id, n) => this.token(id, state(n + 1)));
+    const emitted = view.emitted.map((id, n) => this.token(id, n < view.kept ? "accepted" : view.next));
+    const forgotten = Math.max(0, view.n_drafted - Math.min(view.kept, view.emitted.length));
+    const rows = {
+      draft: [t.draft[1](view.n_drafted, draft), [anchor(), ...drafted(() => "unjudged")]],
+      verify: [t.verify[1](view.n_drafted + 1, verify), [anchor(), ...drafted(() => "unjudged")]],
+      verdict: [t.verdict[1](current.head.rule_label), drafted((k) => this.stateOf(view, k))],
+      commit: [t.commit[1](view.emitted.length, forgotten), emitted],
+    };
+    this.cycle.replaceChildren(
+      ...PHASES.map((name, n) =>
+        el(
+          "li",
+          { class: n <= phase ? "phase" : "phase to-come", "data-phase": name },
+          el("h4", {}, t[name][0]),
+          el("p", {}, rows[name][0]),
+          el("div", { class: "phase-tokens" }, ...rows[name][1]),
+        ),
+      ),
+    );
+  }
+
+  choose(k) {
+    const view = current.views[this.i];
+    const judged = view.judged[k - 1];
+    this.k = k;
+    [...this.tabs.children].forEach((node, n) => node.setAttribute("aria-pressed", String(n + 1 === k)));
+    this.detail.replaceChildren(...(judged ? this.details(view, judged, k) : []));
+  }
+
+  details(view, judged, k) {
+    const t = words.block;
+    const head = current.head;
+    const chart = el("div", { class: "bars" });
+    const note = el("p", { class: "bars-note" });
+    const draw = (temperature) => {
+      const [rows, said] = this.rows(judged, view.drafted[k - 1], temperature);
+      chart.replaceChildren(...this.bars(view, rows, k));
+      const overlap = rows.reduce((sum, [, p, q]) => sum + Math.min(p, q), 0);
+      setText(note, said ?? `${t.overlap} ${rows.at(-1)[0] === null ? "≥" : "="} ${probability(overlap)}`);
+    };
+    const reshape = this.reshape(judged, draw);
+    draw(null);
+    return [
+      el(
+        "section",
+        { class: "bars-part" },
+        el("h4", {}, t.bars(k, head.temperature)),
+        el(
+          "p",
+          { class: "bars-key" },
+          el("span", { class: "key key-p" }, t.target),
+          el("span", { class: "key key-q" }, t.draft),
+          el("span", { class: "key key-min" }, t.shared),
+        ),
+        chart,
+        note,
+        reshape,
+      ),
+      el("ul", { class: "block-says" }, ...this.says(view, judged, k).map((line) => el("li", {}, line))),
+    ];
+  }
+
+  /** [[id, p, q], …, [null, rest of p, rest of q]] at the run's temperature; at another one, of the listed tokens alone. */
+  rows(judged, drafted, temperature) {
+    // The drafted token is shown even where it is none of the most likely ones.
+    const top = judged.top.some(([id]) => id === drafted) ? judged.top : [...judged.top, [drafted, judged.p, judged.q]];
+    const total = (i) => top.reduce((sum, entry) => sum + entry[i], 0);
+    const held = [total(1), total(2)];
+    if (temperature === null) {
+      const rest = held.map((sum) => Math.max(0, 1 - sum));
+      return [[...top, ...(rest[0] + rest[1] > 1e-6 ? [[null, ...rest]] : [])], null];
+    }
+    const { temperature: run, draft_temperature: own } = current.head;
+    const columns = [1, 2].map((i) => {
+      const power = (i === 1 ? run : (own ?? run)) / temperature;
+      const weights = top.map((entry) => entry[i] ** power);
+      const sum = weights.reduce((a, b) => a + b, 0) || 1;
+      return weights.map((weight) => weight / sum);
+    });
+    const rows = top.map(([id], n) => [id, columns[0][n], columns[1][n]]);
+    return [rows, words.block.whatIf(...held.map((sum) => `${fixed(100 * sum, 1)} %`))];
+  }
+
+  reshape(judged, draw) {
+    const t = words.block;
+    const { temperature, draft_temperature: own, top_p: topP, top_k: topK } = current.head;
+    if (!(Math.min(temperature, own ?? temperature) >= 1e-5)) return el("p", { class: "bars-note" }, t.fixedTemperature);
+    if (topP < 1 || topK > 0) return el("p", { class: "bars-note" }, t.truncated);
+    const value = el("output", {}, fixed(temperature, 2));
+    const slider = el("input", { type: "range", min: 0.1, max: 2, step: 0.05, value: temperature, "aria-label": t.temperature });
+    const reset = this.button(t.reset, t.reset, () => {
+      slider.value = temperature;
+      setText(value, fixed(temperature, 2));
+      draw(null);
+    });
+    slider.addEventListener("input", () => {
+      setText(value, fixed(Number(slider.value), 2));
+      draw(Number(slider.value));
+    });
+    return el("div", { class: "reshape" }, el("label", {}, `${t.temperature} `, value, slider), reset);
+  }
+
+  bars(view, rows, k) {
+    const t = words.block;
+    const own = view.kept >= k ? view.drafted[k - 1] : view.emitted[k - 1];
+    return rows.map(([id, p, q]) => {
+      const marks = [id === view.drafted[k - 1] ? t.drafted : null, id !== null && id === own ? t.emitted : null].filter(Boolean);
+      const bar = (name, share) => {
+        const node = el("span", { class: `bar bar-${name}` });
+        node.style.width = `${100 * Math.min(1, share)}%`;
+        return node;
+      };
+      return el(
+        "div",
+        { class: "bar-row" },
+        el("span", { class: "bar-name" }, id === null ? t.rest : this.shown(id), marks.length ? el("small", {}, marks.join(", ")) : null),
+        el("span", { class: "bar-pair", "aria-hidden": "true" }, bar("p", p), bar("q", q), bar("min", Math.min(p, q))),
+        el("span", { class: "bar-numbers" }, `p ${probability(p)} `, el("br"), `q ${probability(q)}`),
+      );
+    });
+  }
+
+  /** What happened at place k, from the block's own numbers. */
+  says(view, judged, k) {
+    const t = words.block.says;
+    const { rule } = current.head;
+    const kept = k <= view.kept;
+    const lines = [t.drew(this.shown(view.drafted[k - 1]), probability(judged.q)), t.scored(probability(judged.p))];
+    const a = probability(judged.a);
+    lines.push({ match: t.match, "greedy-match": t.match, coupled: t.coupled, block: t.block }[rule]?.(a) ?? t.ratio(a));
+    if (judged.u !== null) lines.push(rule === "block" ? t.passing(fixed(judged.u, 3)) : t.drawn(fixed(judged.u, 3), kept));
+    if (kept) lines.push(t.kept);
+    else {
+      const text = this.shown(view.emitted[k - 1]);
+      lines.push(({ speculative: t.residual, block: t.blockResidual, naive: t.naive }[rule] ?? t.own)(text));
+    }
+    if (k > view.emitted.length) lines.push(`(${words.block.unseen})`);
+    return lines;
+  }
+
+  begin() {
+    let phase = -1;
+    if (this.i >= this.last) this.show(1, null, 0);
+    setText(this.play, words.block.pause);
+    this.timer = setInterval(() => {
+      phase += 1;
+      if (phase < PHASES.length) return this.drawCycle(current.views[this.i], phase);
+      if (this.i >= this.last) return this.stop();
+      phase = 0;
+      this.show(this.i + 1, null, 0);
+    }, PLAY_MS);
+  }
+
+  stop() {
+    clearInterval(this.timer);
+    this.timer = null;
+    setText(this.play, words.block.play);
+    if (this.i !== null && current.views[this.i]) this.drawCycle(current.views[this.i], PHASES.length - 1);
+  }
+
+  key(event) {
+    if (event.target.type === "range" || event.ctrlKey || event.metaKey || event.altKey) return;
+    const n = current.views[this.i]?.judged.length ?? 0;
+    const moves = {
+      ArrowRight: () => this.show(this.i + 1),
+      ArrowLeft: () => this.show(this.i - 1),
+      ArrowDown: () => this.choose(Math.min(n, this.k + 1)),
+      ArrowUp: () => this.choose(Math.max(1, this.k - 1)),
+      Home: () => this.show(1),
+      End: () => this.show(this.last),
+    };
+    if (!(event.key in moves) || this.i === null) return;
+    event.preventDefault();
+    moves[event.key]();
+  }
+}
