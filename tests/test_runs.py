@@ -28,7 +28,10 @@ HEAD = {
     "pair", "device", "dtype", "rule", "rule_label", "lossless", "temperature", "block_size", "trained_block_size",
     "max_new_tokens", "seed", "top_p", "top_k", "draft_temperature", "prompt", "prompt_tokens", "recorded",
 }  # fmt: skip
-VIEW = {"i", "start", "n_drafted", "tau", "mean", "cut", "finish", "chips", "sec"}
+VIEW = {
+    *("i", "start", "n_drafted", "tau", "mean", "cut", "finish", "chips", "sec"),
+    *("anchor", "drafted", "kept", "emitted", "next", "p_next", "judged", "words"),
+}
 
 Payload = dict[str, Any]
 
@@ -536,8 +539,10 @@ def test_a_recorded_run_shows_what_the_live_one_did(changes: dict[str, Any]) -> 
     live = done_run(toy_runs(), **changes)
     recorded = Run.recorded(parse_trace(live.trace()), "sample")
     assert recorded.id == "sample" and recorded.request == live.request and recorded.prompt_ids == live.prompt_ids
-    one, two = live.payload(0, head=True), recorded.payload(0, head=True)
+    one, two = json.loads(json.dumps([live.payload(0, head=True), recorded.payload(0, head=True)]))
     assert two["status"] == "recorded"
+    words = [[view.pop("words") for view in payload["w"]] for payload in (one, two)]
+    assert two["w"] and words[1][0] == {token: text for each in words[0] for token, text in each.items()}
     different = ("run", "status", "message")
     assert {k: v for k, v in one.items() if k not in different} == {k: v for k, v in two.items() if k not in different}
     assert recorded.trace() == live.trace()
