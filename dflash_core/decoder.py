@@ -84,14 +84,16 @@ class Decoder:
         self.kv_heads: int = config.num_key_value_heads
         self.groups: int = config.num_attention_heads // self.kv_heads
         self.rotary = inner.rotary_emb
-        self.embedding: Tensor = inner.embed_tokens.weight.detach()
+        # Copies, small but for the embedding: a single tensor that is still part of it would keep the whole file in memory.
+        self.embedding: Tensor = inner.embed_tokens.weight.detach().clone()
         self.epsilon: float = config.rms_norm_eps
-        self.norm: Tensor = inner.norm.weight.detach()
+        self.norm: Tensor = inner.norm.weight.detach().clone()
         self.layers: list[_Layer] = []
         for index in range(len(inner.layers)):
             self.layers.append(_Layer(inner.layers[index], self))
             inner.layers[index] = nn.Identity()  # frees its weights, so that memory never holds them twice
-        self.head = FastLinear(head.weight, head.bias)
+        tied = head.weight is inner.embed_tokens.weight
+        self.head = FastLinear(self.embedding if tied else head.weight, head.bias)
 
     def new_cache(self, rows: int = 1, capacity: int = FIRST_CAPACITY) -> KeyValueCache:
         shape = (2, rows, self.kv_heads, capacity, self.head_dim)
@@ -152,8 +154,8 @@ class _Layer:
         self.gate_up = _fused(mlp.gate_proj, mlp.up_proj)
         self.down = _fused(mlp.down_proj)
         self.activation = mlp.act_fn
-        self.norm_in: Tensor = layer.input_layernorm.weight.detach()
-        self.norm_mid: Tensor = layer.post_attention_layernorm.weight.detach()
+        self.norm_in: Tensor = layer.input_layernorm.weight.detach().clone()
+        self.norm_mid: Tensor = layer.post_attention_layernorm.weight.detach().clone()
         self.norm_qk: Tensor | None = None
         if hasattr(attention, "q_norm"):  # Qwen3: one weight for every query head, another for every key head
             q, k = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
