@@ -75,7 +75,7 @@ def test_sampled_text_is_that_of_plain_decoding_for_every_block_size(embedded_pa
 def test_the_draft_is_worth_having(embedded_pair: Pair) -> None:
     n_tokens = {preset: 64 if preset in GREEDY else 48 for preset in presets()}
     taus = [run_stats(generate(embedded_pair, preset, n, 8).blocks, 8).tau for preset, n in n_tokens.items()]
-    assert sum(tau for tau in taus if tau) / len(taus) > 1.2, taus
+    assert sum(tau for tau in taus if tau) / len(taus) > 1.35, taus
 
 
 def test_models_loaded_by_hand_work_as_in_the_readme() -> None:
