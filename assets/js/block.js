@@ -254,13 +254,14 @@ class Inspector {
     const t = words.block.says;
     const { rule } = current.head;
     const kept = k <= view.kept;
-    const lines = [t.drew(this.shown(view.drafted[k - 1]), probability(judged.q)), t.scored(probability(judged.p))];
+    const quoted = (id) => `“${this.shown(id)}”`;
+    const lines = [t.drew(quoted(view.drafted[k - 1]), probability(judged.q)), t.scored(probability(judged.p))];
     const a = probability(judged.a);
     lines.push({ match: t.match, "greedy-match": t.match, coupled: t.coupled, block: t.block }[rule]?.(a) ?? t.ratio(a));
     if (judged.u !== null) lines.push(rule === "block" ? t.passing(fixed(judged.u, 3)) : t.drawn(fixed(judged.u, 3), kept));
     if (kept) lines.push(t.kept);
     else {
-      const text = this.shown(view.emitted[k - 1]);
+      const text = quoted(view.emitted[k - 1]);
       lines.push(({ speculative: t.residual, block: t.blockResidual, naive: t.naive }[rule] ?? t.own)(text));
     }
     if (k > view.emitted.length) lines.push(`(${words.block.unseen})`);
