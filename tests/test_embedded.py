@@ -59,7 +59,7 @@ def test_greedy_is_the_library_s_greedy_decoding(embedded_pair: Pair) -> None:
         prompt = embedded_pair.encode(presets()[preset]["prompt"])
         mask = torch.ones_like(prompt)
         plain = library.generate(prompt, attention_mask=mask, max_new_tokens=64, do_sample=False, pad_token_id=2)
-        for block_size in (1, 4, 8, 16):
+        for block_size in (1, 4, 8, 16) if preset == GREEDY[0] else (8,):
             assert list(generate(embedded_pair, preset, 64, block_size).token_ids) == plain[0, prompt.shape[1] :].tolist()
 
 

@@ -40,7 +40,7 @@ def tokens(n: int, rows: int = 1, seed: int = 0) -> Tensor:
     return torch.randint(VOCAB, (rows, n), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["qwen3"])
 def target_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny target with a tokenizer and a chat template: nothing of what makes a draft is tied to SmolLM2."""
     path = tmp_path_factory.mktemp(request.param)
