@@ -1,8 +1,8 @@
 """Our own forward pass of a Llama-like decoder: fewer and larger operations than the library's, over a cache written in place.
 
 It is the same mathematics as `transformers`' Llama and Qwen3 (full attention), for R rows that may stand at different
-positions. Query, key and value weights are one matrix, gate and up weights another; on the CPU each matrix is put once into the
-order that oneDNN multiplies fastest.
+positions. Query, key and value weights are one matrix, gate and up weights another; on the CPU those that gain by it are put
+once into the order that oneDNN multiplies fastest.
 
 Shapes: R rows, n tokens a row in this pass, S cache positions, D hidden size.
 """
