@@ -36,14 +36,14 @@ def trace_of(generation: Generation) -> Trace:
     [
         {},
         {"table_size": 0, "on_block": lambda block: None},
-        {"table_size": 0},  # nothing recorded beyond the tokens
+        {"table_size": 0},
         {"block_size": 1},
         {"block_size": 3, "temperature": 0.0},
         {"max_new_tokens": 1},
         {"draft_temperature": 0.3, "top_p": 0.9, "top_k": 20, "seed": 2**63 - 1},
         {"stop_token_ids": [4, 8, 10]},
     ],
-    ids=str,
+    ids=["defaults", "hook alone", "nothing recorded", "plain", "greedy", "one token", "every option", "stops"],
 )
 def test_round_trip_of_real_runs(rule: str, options: dict[str, Any]) -> None:
     trace = trace_of(toy_run(rule=rule, **options))
