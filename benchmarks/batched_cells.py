@@ -1,10 +1,10 @@
 """Tokens per second of many generations as rows of one batch against one by one: `python benchmarks/batched_cells.py`.
 
 The embedded pair, the page's presets as prompts, rows refilled as they finish, judged tokens recorded in both arms. In rows, a
-prompt that comes again at once is prefilled once; one by one each run prefills its own. For each temperature and block size both arms make
-the same requests, one after the other in every round, so that a drift of the machine's speed reaches each alike; ratios are
-medians over rounds of the ratio within one round, with their range. CPU time is that of all threads: on a machine that is not
-idle it says more than the clock, while waiting threads spin little (OMP_NUM_THREADS=1).
+prompt that comes again at once is prefilled once; one by one each run prefills its own. Both arms make the same requests, one
+arm after the other in every round, so that a drift of the machine's speed reaches each alike; ratios are medians over rounds of
+the ratio within one round, with their range. CPU time is that of all threads: on a machine that is not idle it says more than
+the clock, while waiting threads spin little (OMP_NUM_THREADS=1).
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ def main() -> None:
     arms: dict[str, Callable[[list[Request]], int]] = {"one by one": one_by_one, f"{options.rows} rows": in_rows}
     for arm in arms.values():
         arm(requests(1.0, 4)[:2])  # warm-up
-    print(f"{pair.label}, {pair.dtype} on {pair.device}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-          f"{platform.machine()}; {options.prompts} prompts × {options.seeds} seeds, {options.tokens} tokens at most, {options.rule}, "
-          f"{options.rounds} rounds\n")  # fmt: skip
+    versions = f"torch {torch.__version__}, {platform.machine()}"
+    print(f"{pair.label}, {pair.dtype} on {pair.device}, {torch.get_num_threads()} threads, {versions};")
+    size = f"{options.prompts} prompts × {options.seeds} seeds, {options.tokens} tokens at most"
+    print(f"{size}, {options.rule}, {options.rounds} rounds\n")
     print("| T | B | one by one, tokens/s | in rows, tokens/s | ratio (range) | ratio of CPU time (range) |")
     print("|--:|--:|---------------------:|------------------:|--------------:|--------------------------:|")
     for temperature, block_size in cells:
