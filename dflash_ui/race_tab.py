@@ -29,7 +29,7 @@ class RaceTab:
     def __init__(self, tab: gr.Tab, runs: Runs, races: Races, run_tab: RunTab) -> None:
         self._runs, self._races, self._controls = runs, races, run_tab.controls
         gr.Markdown(text("race", "lead"), elem_id="race-lead")
-        with gr.Row(equal_height=True, elem_id="race-start"):
+        with gr.Row(equal_height=False, elem_id="race-start"):
             plan = gr.Textbox(
                 label=text("race", "plan_label"),
                 interactive=False,
