@@ -161,7 +161,7 @@ def test_the_cost_figure_stacks_to_the_pass_and_to_the_token() -> None:
             pytest.approx([1050.0, 2000.0, 2000 / 3]),
             pytest.approx([350.0, 500.0, 500 / 3]),
         ]
-        assert [note.text for note in figure.layout.annotations] == ["1400.00 ms", "3500.00 ms", "1166.67 ms"]
+        assert [note.text for note in figure.layout.annotations] == ["1400 ms", "3500 ms", "1167 ms"]
         assert len({bar.marker.pattern.shape for bar in figure.data}) == 3  # told apart without colour
 
 
@@ -221,6 +221,12 @@ def test_the_words_about_the_texts(key: str) -> None:
     assert words in verdict["title"] and "difference" not in verdict
     assert (rule.label in verdict["note"]) and "{" not in verdict["note"]
     assert verdict["kind"] == ("good" if rule.same_text else "missed" if rule.lossless else "bad")
+
+
+def test_what_is_set_beside_the_temperature_is_named() -> None:
+    pair, params = load_pair("toy"), {"top_p": 0.9, "top_k": 30, "draft_temperature": 0.4}
+    told = report(rounds_of(toy_race(**params)), pair, head_of(pair, SamplingParams(temperature=1.0)))
+    assert told is not None and "T = 1 · top-p 0.9 · top-k 30 · draft temperature 0.4 · B = 4" in told["about"]
 
 
 @pytest.mark.parametrize(("gap", "title"), [(1e-4, "by rounding"), (0.5, "rounding does not explain it")])
@@ -468,12 +474,16 @@ def test_hostile_text_calm_readers_and_small_screens(visit: Callable[..., Visito
 
 @pytest.mark.browser
 def test_stop_leaving_and_nothing_to_race(visit: Callable[..., Visitor], toy_page: ServedPage) -> None:
-    alone = visit(toy_page, **TOY | {"b": 1})
-    assert "nothing to race" in alone.page.input_value("#race-plan textarea")
-    alone.page.click("#race-go")
-    assert "nothing to race" in alone.message()
-    alone.page.wait_for_selector("#race-go:enabled")
-    visitor = visit(toy_page, **TOY | {"n": 200})
+    visitor = visit(toy_page, **TOY | {"b": 1, "n": 200})
+    assert "nothing to race" in visitor.page.input_value("#race-plan textarea")
+    visitor.page.click("#race-go")
+    assert "nothing to race" in visitor.message()
+    visitor.page.wait_for_selector("#race-go:enabled")
+    # Other controls in the Run tab, and the line says so.
+    visitor.page.click("#tabs button[data-tab-id=run]")
+    visitor.set("b", 4)
+    visitor.page.click("#tabs button[data-tab-id=race]")
+    visitor.wait("() => document.querySelector('#race-plan textarea').value.includes('B = 4')")
     toy_page.toy.seconds_per_pass = 0.02
     try:
         for leave in (False, True):

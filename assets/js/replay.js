@@ -13,7 +13,7 @@ class Lane {
     const t = words.race;
     this.lane = lane;
     this.next = 0; // the first block that is not there yet
-    this.blocks = lane.blocks.map(({ chips }) => el("span", { class: "race-block", hidden: true }, ...chips.map(token)));
+    this.blocks = lane.blocks.map(({ chips }) => el("span", { class: "to-come" }, ...chips.map(token)));
     this.count = el("span", { class: "race-count" });
     this.clock = el("span", { class: "race-clock" });
     this.finish = el("p", { class: `race-finish race-${lane.place}` });
@@ -32,8 +32,9 @@ class Lane {
 
   show(time) {
     const { blocks, seconds, n, finish, ended } = this.lane;
-    while (this.next < blocks.length && blocks[this.next].at <= time) this.blocks[this.next++].hidden = false;
-    while (this.next > 0 && blocks[this.next - 1].at > time) this.blocks[--this.next].hidden = true;
+    const before = this.next;
+    while (this.next < blocks.length && blocks[this.next].at <= time) this.blocks[this.next++].className = "";
+    while (this.next > 0 && blocks[this.next - 1].at > time) this.blocks[--this.next].className = "to-come";
     const tokens = this.next ? blocks[this.next - 1].n : 0;
     const done = this.next === blocks.length;
     setText(this.count, words.race.tokens(tokens, n));
@@ -41,7 +42,8 @@ class Lane {
     setText(this.finish, done ? `${finish} (${ended})` : "");
     this.bar.style.width = `${(100 * tokens) / n}%`;
     this.node.classList.toggle("race-done", done);
-    this.text.scrollTop = this.text.scrollHeight;
+    const last = this.blocks[this.next - 1];
+    if (this.next !== before && last) this.text.scrollTop = last.offsetTop + last.offsetHeight - this.text.clientHeight;
   }
 }
 
