@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -114,7 +114,7 @@ class Races:
             per_token = 2 / speed if speed else None
         return REPEATS * request.max_new_tokens * per_token if per_token else None
 
-    def payloads(self, race: Race) -> Iterator[dict[str, Any]]:
+    def payloads(self, race: Race) -> Generator[dict[str, Any], None, None]:
         """Does the race; yields what the page is to be told. Closing it frees the device; errors become its last payload."""
         try:
             yield from self._runs.on_device(race, self._raced)

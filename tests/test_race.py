@@ -95,7 +95,7 @@ def test_the_verdict_of_every_rule(key: str, temperature: float) -> None:
         ({"repeats": 0}, "repeats must"),
     ],
 )
-def test_what_cannot_be_raced_is_refused(change: dict[str, int], said: str) -> None:
+def test_what_cannot_be_raced_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         toy_race(**change)
 
@@ -109,7 +109,7 @@ def run_of(block_size: int, cycles: list[tuple[int, float, float, float]]) -> Ge
     for index, (n, draft, verify, other) in enumerate(cycles, start=1):
         drafted = (9,) * (block_size - 1)
         kind: Any = "bonus" if n == block_size else "resampled"
-        times = {"draft_seconds": draft, "verify_seconds": verify, "other_seconds": other}
+        times: dict[str, Any] = {"draft_seconds": draft, "verify_seconds": verify, "other_seconds": other}
         blocks.append(Block(index, index, 9, drafted, n - 1, 9, kind, (9,) * n, None, **times))
     return Generation((5, 5), SamplingParams(), block_size, tuple(blocks))
 
@@ -224,7 +224,8 @@ def test_the_words_about_the_texts(key: str) -> None:
 
 
 def test_what_is_set_beside_the_temperature_is_named() -> None:
-    pair, params = load_pair("toy"), {"top_p": 0.9, "top_k": 30, "draft_temperature": 0.4}
+    pair = load_pair("toy")
+    params: dict[str, Any] = {"top_p": 0.9, "top_k": 30, "draft_temperature": 0.4}
     told = report(rounds_of(toy_race(**params)), pair, head_of(pair, SamplingParams(temperature=1.0)))
     assert told is not None and "T = 1 · top-p 0.9 · top-k 30 · draft temperature 0.4 · B = 4" in told["about"]
 
