@@ -474,8 +474,8 @@ def test_hostile_text_calm_readers_and_small_screens(visit: Callable[..., Visito
 
 
 @pytest.mark.browser
-def test_stop_leaving_and_nothing_to_race(visit: Callable[..., Visitor], toy_page: ServedPage) -> None:
-    visitor = visit(toy_page, **TOY | {"b": 1, "n": 200})
+def test_texts_that_part_stop_leaving_and_nothing_to_race(visit: Callable[..., Visitor], toy_page: ServedPage) -> None:
+    visitor = visit(toy_page, **TOY | {"b": 1, "n": 200, "t": 0})
     assert "nothing to race" in visitor.page.input_value("#race-plan textarea")
     visitor.page.click("#race-go")
     assert "nothing to race" in visitor.message()
@@ -485,6 +485,18 @@ def test_stop_leaving_and_nothing_to_race(visit: Callable[..., Visitor], toy_pag
     visitor.set("b", 4)
     visitor.page.click("#tabs button[data-tab-id=race]")
     visitor.wait("() => document.querySelector('#race-plan textarea').value.includes('B = 4')")
+    # A target that rounds differently in passes of another shape.
+    shelved = toy_page.shelf._shelved
+    assert shelved is not None
+    toy_page.shelf._shelved = ("toy", dataclasses.replace(shelved[1], target=RoundingTarget(1e-4)))
+    try:
+        view = raced(visitor)
+    finally:
+        toy_page.shelf._shelved = shelved
+    assert "by rounding" in view.locator(".law-verdict h3").first.inner_text()
+    rows = [row.locator("td").all_inner_texts() for row in view.locator(".race-verdicts tbody tr").all()]
+    assert [row[0] for row in rows] == ["Plain decoding", "DFlash, B = 4"] and rows[0][1] != rows[1][1]
+    assert [row[2] for row in rows] == ["+5e-05", "-5e-05"]
     toy_page.toy.seconds_per_pass = 0.02
     try:
         for leave in (False, True):
