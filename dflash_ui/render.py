@@ -104,6 +104,17 @@ class TokenText:
         return chips, context, n_open
 
 
+def tokens_shown(block: Block) -> list[Chip]:
+    """The block's tokens in the order of display, ghosts included: a chip for each, without its text."""
+    accepted = [_emitted_chip(block, k) for k in range(1, block.accepted + 1)]
+    first = len(block.emitted) if block.is_cut else block.n_accepted
+    ghosts = [_ghost_chip(block, k) for k in range(first + 1, len(block.drafted) + 1)]
+    if block.is_cut:
+        return accepted + ghosts
+    last = _emitted_chip(block, len(block.emitted))
+    return [*accepted, *ghosts[: block.rejected], last, *ghosts[block.rejected :]]
+
+
 def prompt_chips(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> list[Chip]:
     """The prompt: one chip for each stretch of text, one for each special token."""
     special = set(tokenizer.all_special_ids)
