@@ -129,18 +129,6 @@ def _prompt_chips(value: Any) -> list[Chip]:
     return chips
 
 
-REQUIRED = (
-    "pair",
-    "pair_key",
-    "device",
-    "dtype",
-    "trained_block_size",
-    "max_new_tokens",
-    "prompt",
-    "chat",
-    "date",
-    "prompt_chips",
-)
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "pair": _name,
     "pair_key": _name,
