@@ -229,11 +229,11 @@ def law_figure(check: LawCheck, labels: Sequence[str], *, dark: bool = False) ->
 
 
 def config() -> dict[str, Any]:
-    """Plotly's `config` for every chart."""
+    """Plotly's `config` for every chart. Its own picture button is left out: those of assets/js/images.js put paper behind."""
     return {
         "displaylogo": False,
         "responsive": False,
-        "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+        "modeBarButtonsToRemove": ["toImage", "select2d", "lasso2d", "autoScale2d"],
     }
 
 

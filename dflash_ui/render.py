@@ -189,6 +189,15 @@ def _short(x: float) -> float:
     return float(f"{x:.6g}")
 
 
+def shortened(value: Any) -> Any:
+    """A JSON value with every number at six significant digits."""
+    if isinstance(value, dict):
+        return {name: shortened(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [shortened(inner) for inner in value]
+    return _short(value) if isinstance(value, float) else value
+
+
 def view(
     block: Block,
     chips: list[Chip],

@@ -8,10 +8,17 @@ from typing import Any
 
 from dflash_core.trace import TraceError
 
+from . import exports, offline_page
 from .opened import MAX_FILE, MAX_NAME, MAX_PER_PAGE, OpenedRuns
 from .runs import Run, Runs
-from .stage import encode
+from .stage import PLOTLY_JS, boot, encode
 from .text import text
+
+EXPORTS: dict[str, Callable[[Run], str]] = {
+    "csv": exports.table,
+    "json": exports.summary,
+    "html": lambda run: offline_page.page(run, boot(), PLOTLY_JS),
+}
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +41,15 @@ def trace_functions(runs: Runs, opened: OpenedRuns) -> list[Callable[[Any], str 
             return encode({"error": text("traces", "fault")})
         return encode({"run": run.id, "label": run.message, "dropped": dropped})
 
-    return [open_trace]
+    def get_export(asked: Any) -> str | None:
+        """A run as a file of one of the kinds in `EXPORTS`, or None if it is not kept."""
+        kind, run_id = (asked.get("kind"), asked.get("run")) if isinstance(asked, dict) else (None, None)
+        run = runs.get(run_id)
+        if run is None or not run.blocks or not isinstance(kind, str) or kind not in EXPORTS:
+            return None
+        return EXPORTS[kind](run)
+
+    return [open_trace, get_export]
 
 
 def known_runs(recorded: Sequence[Run]) -> dict[str, Any]:

@@ -60,7 +60,11 @@ export async function start({ element, props, watch, server, boot, urls }) {
     },
     gap: (open) => actions.say(open ? words.actions.gap : ""),
   });
-  const actions = new Actions(store, (run) => server.get_trace(run));
+  const actions = new Actions(
+    store,
+    server.get_trace ? (run) => server.get_trace(run) : null,
+    boot.runs ? (asked) => server.get_export(asked) : null,
+  );
 
   const show = async (id) => {
     asked = id;

@@ -155,12 +155,23 @@ export const words = {
     tooLarge: (size, most) => `it has ${size} MB, and traces up to ${most} MB are read`,
     notSent: "it could not be read or sent to the server",
   },
+  images: {
+    title: (format) => `Save this chart as ${format}`,
+    label: (format, chart) => `Save as ${format}: ${chart}`,
+    failed: "failed",
+  },
   actions: {
     copy: "Copy text",
     copied: "Copied",
     notCopied: "The browser refused to copy. Select the text and copy it by hand.",
     download: "Download trace",
     noTrace: "This run is no longer kept on the server. Run it again to download it.",
+    preparing: "Preparing the file…",
+    exports: {
+      csv: ["CSV", "A table with a row for each judged token: its probabilities, the verdict, what came out."],
+      json: ["JSON", "The figures of the run with their intervals, and the counts by the names vLLM uses."],
+      html: ["Web page", "The whole run as one file that opens in any browser, without a server or a network."],
+    },
     gap: "Some blocks are missing: the server did not send them. The next update tries again.",
   },
 };
