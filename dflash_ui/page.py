@@ -11,6 +11,7 @@ from dflash_core.trace import TraceError
 
 from . import theme
 from .block_tab import block_tab
+from .compare_tab import compare_tab
 from .lossless_tab import LosslessTab
 from .models import LoadPair, Shelf, make_decode
 from .opened import OpenedRuns, read_run
@@ -42,6 +43,8 @@ def build_page(load: LoadPair, *, pair: str, label: str | None = None, only: boo
                 tab = RunTab(page, runs, shelf, offered_pairs(pair, label, only=only), recorded, opened)
             with gr.Tab(text("tabs", "block"), id="block"):
                 block_tab()
+            with gr.Tab(text("tabs", "compare"), id="compare"):
+                compare_tab(runs)
             with gr.Tab(text("tabs", "lossless"), id="lossless") as lossless:
                 LosslessTab(lossless, runs, recorded)
         gr.api(tab.generate, api_name="generate", concurrency_limit=SCRIPTS_AT_ONCE)  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ becomes one chip. Chips are plain JSON values; the page turns their text into te
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Chip = dict[str, Any]
+TEXT_STATES = ("plain", "accepted", "resampled", "bonus")  # of the chips that are output; all others are ghosts
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+MAX_LABEL = 18  # characters of a token that is named
 LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
 # Tokens decoded along as context: enough for a tokenizer that treats a leading space specially, and for the tokens of all
 # characters that may still be incomplete.
@@ -128,6 +131,16 @@ def prompt_chips(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) 
 
 def _read(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def visible(token: str) -> str:
+    """A token's text with white space and control characters made visible, shortened: to be read, not copied."""
+    glyphs = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "→"}
+    shown = "".join(
+        glyphs.get(c) or (f"⟨U+{ord(c):04X}⟩" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c)
+        for c in token[: MAX_LABEL + 1]
+    )
+    return shown if len(token) <= MAX_LABEL else f"{shown[:MAX_LABEL]}…"
 
 
 def _emitted_chip(block: Block, k: int) -> Chip:

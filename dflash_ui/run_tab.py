@@ -12,12 +12,11 @@ from dflash_core.pairs import PAIRS, Pair
 from .controls import Controls, sentence
 from .models import Shelf
 from .opened import OpenedRuns
+from .render import TEXT_STATES
 from .runs import Run, Runs
 from .stage import encode, stage
 from .text import text
 from .traces import known_runs, trace_functions
-
-TEXT_STATES = ("plain", "accepted", "resampled", "bonus")
 
 
 class RunTab:

@@ -16,8 +16,9 @@ from dflash_core.verify import RULES
 from dflash_core.weights import Progress
 from dflash_ui import lossless_tab
 from dflash_ui.charts import law_figure
-from dflash_ui.lossless_tab import MAX_DRAWS, LawRequest, payload, places, position_choices, scientific, visible
+from dflash_ui.lossless_tab import MAX_DRAWS, LawRequest, payload, places, position_choices, scientific
 from dflash_ui.page import recorded_runs
+from dflash_ui.render import visible
 from dflash_ui.runs import Run, Runs
 from tests.served import ServedPage, Visitor
 
