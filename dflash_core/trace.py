@@ -1,17 +1,28 @@
-"""Runs as JSONL files: a header line, a line for each block, maybe a what-if line. Reading validates everything."""
+"""Runs as JSONL files: a header line, a line for each block, maybe a what-if line. Reading validates every number.
+
+The format is described in docs/trace-format.md.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from dataclasses import dataclass
+from reprlib import repr as shortened  # a wrong value can be of any size
 from typing import Any
 
-from .blocks import Block, Generation, JudgedToken, SamplingParams, is_number, is_whole
+from .blocks import Block, Generation, JudgedToken, SamplingParams, is_whole, is_within
 from .whatif import WhatIf, judged_positions
 
 FORMAT = "dflash-trace"
 VERSION = 1
+
+# What no run comes near, and what keeps sums finite and memory small while a file from elsewhere is read.
+MAX_TOKEN_ID = 2**31 - 1
+MAX_BLOCK_SIZE = 1024
+MAX_SECONDS = 1e7
+MAX_ENTROPY = 100.0  # nats
+MAX_SHARE = 1.001  # a probability, with room for the rounding of float32 sums
 
 
 class TraceError(ValueError):
@@ -62,13 +73,18 @@ def parse_trace(text: str) -> Trace:
     _check(
         is_whole(version) and version == VERSION,
         1,
-        f"trace version {version!r} cannot be read; this program reads version {VERSION}",
+        f"trace version {shortened(version)} cannot be read; this program reads version {VERSION}"
+        + (" (a newer DFlash Lab wrote it: update this one)" if is_whole(version) and version > VERSION else ""),
     )
     _check(isinstance(header.get("about"), dict), 1, '"about" must be an object')
     prompt_ids = _ids(header.get("prompt_ids"), 1, "prompt_ids")
     _check(len(prompt_ids) > 0, 1, '"prompt_ids" is empty')
     block_size: Any = header.get("block_size")
-    _check(is_whole(block_size) and block_size >= 1, 1, '"block_size" must be a whole number of 1 or more')
+    _check(
+        is_whole(block_size) and 1 <= block_size <= MAX_BLOCK_SIZE,
+        1,
+        f'"block_size" must be a whole number from 1 to {MAX_BLOCK_SIZE:,}',
+    )
     params = _build(SamplingParams, header.get("params"), 1, "params")
     blocks: list[Block] = []
     texts: list[Any] = []
@@ -99,14 +115,7 @@ def _block(value: Any, line: int, block_size: int) -> Block:
     drafted, emitted = _ids(values.get("drafted"), line, "drafted"), _ids(values.get("emitted"), line, "emitted")
     judged: Any = values.get("judged")
     _check(isinstance(judged, list), line, '"judged" must be a list')
-    tokens = []
-    for entry in judged:
-        _check(isinstance(entry, dict) and isinstance(entry.get("table", []), list), line, '"judged" has a malformed entry')
-        numbers = [v for k, v in entry.items() if k != "table"]
-        rows = entry.get("table", [])
-        _check(all(is_number(v) for v in numbers), line, '"judged" must hold finite numbers')
-        _check(all(_is_table_row(row) for row in rows), line, '"table" must hold rows of a token id and two finite numbers')
-        tokens.append(_build(JudgedToken, {**entry, "table": tuple((t, p, q) for t, p, q in rows)}, line, "judged"))
+    tokens = [_judged(entry, line) for entry in judged]
     block = _build(Block, {**values, "drafted": drafted, "emitted": emitted, "judged": tuple(tokens)}, line, "block")
     whole = (block.index, block.start, block.anchor, block.n_accepted, block.next_token)
     seconds = (block.draft_seconds, block.verify_seconds, block.other_seconds)
@@ -115,7 +124,8 @@ def _block(value: Any, line: int, block_size: int) -> Block:
         line,
         "index, start, anchor, n_accepted and next_token must be whole numbers",
     )
-    _check(all(is_number(v) and v >= 0 for v in seconds), line, "seconds must be numbers of 0 or more")
+    _check(block.next_token <= MAX_TOKEN_ID, line, "next_token is no token id")
+    _check(all(is_within(v, 0, MAX_SECONDS) for v in seconds), line, f"seconds must be numbers from 0 to {MAX_SECONDS:,.0f}")
     _check(len(drafted) < block_size, line, f"{len(drafted)} drafted tokens do not fit into block size {block_size}")
     _check(block.n_accepted <= len(drafted), line, "more tokens accepted than drafted")
     kind = "resampled" if block.n_accepted < len(drafted) else "bonus"
@@ -125,8 +135,23 @@ def _block(value: Any, line: int, block_size: int) -> Block:
     _check(len(emitted) > 0 and emitted == candidates[: len(emitted)], line, "emitted does not follow from the verdict")
     _check(block.finish_reason is not None or not block.is_cut, line, "a cut block must say why in finish_reason")
     _check(not tokens or len(tokens) == min(block.n_accepted + 1, len(drafted)), line, "judged has the wrong length")
-    _check(block.next_target_prob is None or is_number(block.next_target_prob), line, "next_target_prob must be a number")
+    _check(block.next_target_prob is None or _is_share(block.next_target_prob), line, "next_target_prob must be from 0 to 1")
     return block
+
+
+def _judged(entry: Any, line: int) -> JudgedToken:
+    _check(isinstance(entry, dict) and isinstance(entry.get("table", []), list), line, '"judged" has a malformed entry')
+    rows = entry.get("table", [])
+    for name, value in entry.items():
+        if name in ("target_entropy", "draft_entropy"):
+            # Rounding can leave an entropy of 0 just below it.
+            _check(is_within(value, -1e-3, MAX_ENTROPY), line, f'"judged": {name} must be a number from 0 to {MAX_ENTROPY:g}')
+        elif name != "table":
+            _check(_is_share(value), line, '"judged" must hold probabilities from 0 to 1')
+    _check(all(_is_table_row(row) for row in rows), line, '"table" must hold rows of a token id and two probabilities')
+    sums = [sum(row[column] for row in rows) for column in (1, 2)]
+    _check(max(sums) <= MAX_SHARE, line, '"table" must hold probabilities that sum to at most 1')
+    return _build(JudgedToken, {**entry, "table": tuple((t, p, q) for t, p, q in rows)}, line, "judged")
 
 
 def _whatif(value: Any, line: int, blocks: list[Block]) -> WhatIf:
@@ -151,7 +176,7 @@ def _object(text: str, line: int) -> dict[str, Any]:
 
 def _ids(value: Any, line: int, name: str) -> tuple[int, ...]:
     _check(
-        isinstance(value, list) and all(is_whole(v) and v >= 0 for v in value),
+        isinstance(value, list) and all(_is_token(v) for v in value),
         line,
         f'"{name}" must be a list of token ids',
     )
@@ -166,10 +191,16 @@ def _build(kind: type, values: Any, line: int, name: str) -> Any:
         raise TraceError(f'line {line}: "{name}" is malformed: {error}') from error
 
 
+def _is_token(value: object) -> bool:
+    return is_whole(value) and 0 <= value <= MAX_TOKEN_ID
+
+
+def _is_share(value: object) -> bool:
+    return is_within(value, 0, MAX_SHARE)
+
+
 def _is_table_row(row: Any) -> bool:
-    return (
-        isinstance(row, list) and len(row) == 3 and is_whole(row[0]) and row[0] >= 0 and is_number(row[1]) and is_number(row[2])
-    )
+    return isinstance(row, list) and len(row) == 3 and _is_token(row[0]) and _is_share(row[1]) and _is_share(row[2])
 
 
 def _check(condition: bool, line: int, message: str) -> None:

@@ -78,7 +78,7 @@ def lengths_figure(
                 hovertemplate="τ up to block %{x}: %{y:.2f}<extra></extra>",
             ),
         ],
-        _layout("Acceptance length of each block", "block", "tokens gained per target pass", dark),
+        layout("Acceptance length of each block", "block", "tokens gained per target pass", dark),
     )
     figure.update_layout(
         bargap=0.25,
@@ -135,7 +135,7 @@ def histogram_figure(stats: Stats | None = None, *, dark: bool = False) -> go.Fi
                 hovertemplate="theory: %{y:.1f} blocks of length %{x}<extra></extra>",
             ),
         ],
-        _layout("How long are the blocks?", "acceptance length, tokens", "blocks", dark),
+        layout("How long are the blocks?", "acceptance length, tokens", "blocks", dark),
     )
     figure.update_layout(bargap=0.25)
     figure.update_xaxes(dtick=1)
@@ -162,7 +162,7 @@ def positions_figure(stats: Stats | None = None, *, dark: bool = False) -> go.Fi
                 hovertemplate="%{y:.0%} of the blocks kept %{x} or more draft tokens<extra></extra>",
             ),
         ],
-        _layout("Acceptance by position", "position in the block", "share accepted", dark),
+        layout("Acceptance by position", "position in the block", "share accepted", dark),
     )
     figure.update_layout(meta={"few": FEW})
     figure.update_xaxes(dtick=1)
@@ -218,7 +218,7 @@ def law_figure(check: LawCheck, labels: Sequence[str], *, dark: bool = False) ->
                 hovertemplate="%{customdata}: q = %{x:.4f}<extra></extra>",
             ),
         ],
-        _layout(f"What {check.n:,} verifications emitted", "share", "", dark),
+        layout(f"What {check.n:,} verifications emitted", "share", "", dark),
     )
     figure.update_layout(barmode="overlay", height=26 * len(rows) + 176, margin={"l": 8, "b": 118})
     figure.update_xaxes(tickformat=".0%", rangemode="tozero", showgrid=True)
@@ -229,11 +229,11 @@ def law_figure(check: LawCheck, labels: Sequence[str], *, dark: bool = False) ->
 
 
 def config() -> dict[str, Any]:
-    """Plotly's `config` for every chart."""
+    """Plotly's `config` for every chart. Its own picture button is left out: those of assets/js/images.js put paper behind."""
     return {
         "displaylogo": False,
         "responsive": False,
-        "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+        "modeBarButtonsToRemove": ["toImage", "select2d", "lasso2d", "autoScale2d"],
     }
 
 
@@ -282,7 +282,8 @@ def _rates(rows: Sequence[Mapping[str, Any]], name: str, colour: str, opacity: f
     )
 
 
-def _layout(title: str, x_title: str, y_title: str, dark: bool) -> dict[str, Any]:
+def layout(title: str, x_title: str, y_title: str, dark: bool) -> dict[str, Any]:
+    """The look that all charts share."""
     look = neutrals(dark)
     axis = {
         "gridcolor": look.line,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,8 @@ from dflash_core.verify import RULES
 
 from . import charts, theme
 from .controls import rule_summaries, told
+from .opened import MAX_NAME, MAX_PER_PAGE
+from .render import visible
 from .requests import MAX_SEED
 from .runs import Run, Runs
 from .stage import encode, scripted
@@ -24,8 +25,9 @@ from .text import text
 
 MIN_DRAWS, MAX_DRAWS, DRAWS = 1000, 100_000, 40_000
 MAX_POSITIONS = 40  # on offer
-MAX_LABEL = 18  # characters of a token
 MY_RUN = "mine"
+# What stage.js wrote down of the runs opened from files.
+OPENED = "(run, place) => [run, place, document.querySelector('.stage[data-opened]')?.dataset.opened ?? '[]']"
 SMALLEST = 1e-300  # p-value that is told
 
 
@@ -83,12 +85,14 @@ class LosslessTab:
 
     def __init__(self, tab: gr.Tab, runs: Runs, recorded: Sequence[Run]) -> None:
         self._runs = runs
-        choices = [(run.message or run.id, run.id) for run in recorded] + [(text("lossless", "my_run"), MY_RUN)]
+        self._choices = [(run.message or run.id, run.id) for run in recorded] + [(text("lossless", "my_run"), MY_RUN)]
         offered = position_choices(recorded[0]) if recorded else []
         gr.Markdown(text("lossless", "lead"), elem_id="law-lead")
         with gr.Row(equal_height=False, elem_id="law-tab"):
             with gr.Column(scale=0, min_width=340, elem_id="law-controls"):
-                self._run = gr.Dropdown(choices, label=text("lossless", "run"), elem_id="law-run")
+                self._run = gr.Dropdown(self._choices, label=text("lossless", "run"), elem_id="law-run")
+                # The runs opened from files: which ones only the page knows, see OPENED.
+                opened = gr.Textbox(visible=False)
                 self._place = gr.Dropdown(
                     offered,
                     value=offered[0][1] if offered else None,
@@ -121,7 +125,8 @@ class LosslessTab:
         js = f"(rule) => ({summaries})[rule] ?? ''"
         self._rule.change(None, [self._rule], [summary], js=js, queue=False, **private)
         self._run.input(self.on_choose, [self._run], [self._place], concurrency_limit=None, **private)
-        tab.select(self.on_open, [self._run, self._place], [self._place], queue=False, **private)
+        both = [self._run, self._place]
+        tab.select(self.on_open, [*both, opened], both, js=OPENED, queue=False, **private)
         draw.click(self.on_draw, [self._place, self._rule, self._draws], [view], **private)
 
     def on_choose(self, chosen: Any, request: gr.Request) -> Any:
@@ -132,13 +137,17 @@ class LosslessTab:
             gr.Warning(text("lossless", "no_positions" if run else "no_run"))
         return gr.update(choices=offered, value=offered[0][1] if offered else None)
 
-    def on_open(self, chosen: Any, place: Any, request: gr.Request) -> Any:
-        """The tab comes into view: "my last run" may be another one by now."""
-        run = self._runs.of_session(request.session_hash)
-        if chosen != MY_RUN or run is None or (isinstance(place, str) and place.startswith(f"{run.id}/")):
-            return gr.skip()
+    def on_open(self, chosen: Any, place: Any, opened: Any, request: gr.Request) -> tuple[Any, Any]:
+        """The tab comes into view: other files may be open by now, and "my last run" may be another one."""
+        choices = self._choices + opened_choices(opened, self._runs)
+        if chosen not in [key for _, key in choices]:
+            chosen = choices[0][1]
+        run = self._runs.of_session(request.session_hash) if chosen == MY_RUN else self._runs.get(chosen)
+        menu = gr.update(choices=choices, value=chosen)
+        if run is None or (isinstance(place, str) and place.startswith(f"{run.id}/")):
+            return menu, gr.skip()
         offered = position_choices(run)
-        return gr.update(choices=offered, value=offered[0][1] if offered else None)
+        return menu, gr.update(choices=offered, value=offered[0][1] if offered else None)
 
     def on_draw(self, place: Any, rule: Any, n: Any) -> str:
         """The check, as the view takes it."""
@@ -147,6 +156,16 @@ class LosslessTab:
             return encode(payload(asked, seed=random.randint(0, MAX_SEED)))
         except ValueError as error:
             raise told(error, text("lossless", "error_title")) from error
+
+
+def opened_choices(opened: object, runs: Runs) -> list[tuple[str, str]]:
+    """(label, id) of the runs that a page says it opened from files, as far as there are such runs."""
+    try:
+        found = json.loads(opened) if isinstance(opened, str) else []
+    except (ValueError, RecursionError):
+        return []
+    entries = [entry for entry in found if isinstance(entry, list) and len(entry) == 2] if isinstance(found, list) else []
+    return [(str(label)[:MAX_NAME], str(key)) for label, key in entries[:MAX_PER_PAGE] if runs.get(key) is not None]
 
 
 def places(run: Run) -> list[Place]:
@@ -207,16 +226,6 @@ def token_names(run: Run) -> dict[int, str]:
             if len(chip["ids"]) == 1 and chip["t"]:
                 names.setdefault(chip["ids"][0], visible(chip["t"]))
     return names
-
-
-def visible(token: str) -> str:
-    """A token's text with white space and control characters made visible, shortened: to be read, not copied."""
-    glyphs = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "→"}
-    shown = "".join(
-        glyphs.get(c) or (f"⟨U+{ord(c):04X}⟩" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c)
-        for c in token[: MAX_LABEL + 1]
-    )
-    return shown if len(token) <= MAX_LABEL else f"{shown[:MAX_LABEL]}…"
 
 
 def _verdict(check: LawCheck, bias: float) -> dict[str, str]:

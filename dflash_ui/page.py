@@ -7,12 +7,14 @@ from typing import Any
 
 import gradio as gr
 
-from dflash_core.trace import TraceError, parse_trace
+from dflash_core.trace import TraceError
 
 from . import theme
 from .block_tab import block_tab
+from .compare_tab import compare_tab
 from .lossless_tab import LosslessTab
 from .models import LoadPair, Shelf, make_decode, make_race
+from .opened import OpenedRuns, read_run
 from .race import Races
 from .race_tab import RaceTab
 from .run_tab import RunTab, offered_pairs
@@ -33,17 +35,20 @@ def build_page(load: LoadPair, *, pair: str, label: str | None = None, only: boo
     """
     shelf = Shelf(load, pair)
     recorded = recorded_runs()
-    runs = Runs(shelf.steps, make_decode(shelf), recorded)
+    opened = OpenedRuns()
+    runs = Runs(shelf.steps, make_decode(shelf), recorded, opened.get)
     with gr.Blocks(title=text("page", "title"), analytics_enabled=False, fill_width=True) as page:
         gr.Markdown(f"# {text('page', 'title')}\n{text('page', 'lead')}", elem_id="page-head")
         with gr.Tabs(elem_id="tabs"):
             # First, and so always mounted: a stage that is not mounted would miss blocks.
             with gr.Tab(text("tabs", "run"), id="run"):
-                tab = RunTab(page, runs, shelf, offered_pairs(pair, label, only=only), recorded[0] if recorded else None)
+                tab = RunTab(page, runs, shelf, offered_pairs(pair, label, only=only), recorded, opened)
             with gr.Tab(text("tabs", "block"), id="block"):
                 block_tab()
             with gr.Tab(text("tabs", "race"), id="race") as race:
                 RaceTab(race, runs, Races(runs, make_race(shelf)), tab)
+            with gr.Tab(text("tabs", "compare"), id="compare"):
+                compare_tab(runs)
             with gr.Tab(text("tabs", "lossless"), id="lossless") as lossless:
                 LosslessTab(lossless, runs, recorded)
         gr.api(tab.generate, api_name="generate", concurrency_limit=SCRIPTS_AT_ONCE)  # type: ignore[attr-defined]
@@ -56,8 +61,8 @@ def recorded_runs() -> list[Run]:
     runs = []
     for path in sorted((theme.ASSETS / "traces").glob("*.jsonl")):
         try:
-            runs.append(Run.recorded(parse_trace(path.read_text(encoding="utf-8")), f"recorded-{path.stem}"))
-        except (TraceError, KeyError) as error:
+            runs.append(read_run(path.read_text(encoding="utf-8"), "", f"recorded-{path.stem}"))
+        except TraceError as error:
             logger.error("%s is not a usable trace: %s", path.name, error)
     return runs
 

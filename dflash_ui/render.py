@@ -6,6 +6,7 @@ becomes one chip. Chips are plain JSON values; the page turns their text into te
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Chip = dict[str, Any]
+TEXT_STATES = ("plain", "accepted", "resampled", "bonus")  # of the chips that are output; all others are ghosts
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+MAX_LABEL = 18  # characters of a token that is named
 LONGEST_CHARACTER = 4  # bytes in UTF-8, so at most as many tokens
 # Tokens decoded along as context: enough for a tokenizer that treats a leading space specially, and for the tokens of all
 # characters that may still be incomplete.
@@ -104,6 +107,17 @@ class TokenText:
         return chips, context, n_open
 
 
+def tokens_shown(block: Block) -> list[Chip]:
+    """The block's tokens in the order of display, ghosts included: a chip for each, without its text."""
+    accepted = [_emitted_chip(block, k) for k in range(1, block.accepted + 1)]
+    first = len(block.emitted) if block.is_cut else block.n_accepted
+    ghosts = [_ghost_chip(block, k) for k in range(first + 1, len(block.drafted) + 1)]
+    if block.is_cut:
+        return accepted + ghosts
+    last = _emitted_chip(block, len(block.emitted))
+    return [*accepted, *ghosts[: block.rejected], last, *ghosts[block.rejected :]]
+
+
 def prompt_chips(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> list[Chip]:
     """The prompt: one chip for each stretch of text, one for each special token."""
     special = set(tokenizer.all_special_ids)
@@ -117,6 +131,16 @@ def prompt_chips(tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) 
 
 def _read(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def visible(token: str) -> str:
+    """A token's text with white space and control characters made visible, shortened: to be read, not copied."""
+    glyphs = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "→"}
+    shown = "".join(
+        glyphs.get(c) or (f"⟨U+{ord(c):04X}⟩" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c)
+        for c in token[: MAX_LABEL + 1]
+    )
+    return shown if len(token) <= MAX_LABEL else f"{shown[:MAX_LABEL]}…"
 
 
 def _emitted_chip(block: Block, k: int) -> Chip:
@@ -176,6 +200,15 @@ def inside(block: Block, uniforms: Sequence[float] | None) -> list[dict[str, Any
 def _short(x: float) -> float:
     """Six significant digits: what the page draws, in fewer bytes."""
     return float(f"{x:.6g}")
+
+
+def shortened(value: Any) -> Any:
+    """A JSON value with every number at six significant digits."""
+    if isinstance(value, dict):
+        return {name: shortened(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [shortened(inner) for inner in value]
+    return _short(value) if isinstance(value, float) else value
 
 
 def view(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gradio as gr
@@ -11,25 +11,30 @@ from dflash_core.pairs import PAIRS, Pair
 
 from .controls import Controls, sentence
 from .models import Shelf
+from .opened import OpenedRuns
+from .render import TEXT_STATES
 from .runs import Run, Runs
 from .stage import encode, stage
 from .text import text
-
-TEXT_STATES = ("plain", "accepted", "resampled", "bonus")
+from .traces import known_runs, trace_functions
 
 
 class RunTab:
     """Builds the tab inside the current gr.Blocks."""
 
-    def __init__(self, page: gr.Blocks, runs: Runs, shelf: Shelf, pairs: dict[str, str], opening: Run | None) -> None:
-        """pairs: key → label of the pairs on offer. opening: the recorded run on show when the page opens."""
+    def __init__(
+        self, page: gr.Blocks, runs: Runs, shelf: Shelf, pairs: dict[str, str], recorded: Sequence[Run], opened: OpenedRuns
+    ) -> None:
+        """pairs: key → label of the pairs on offer. recorded: the first one is on show when the page opens."""
         self._runs, self._shelf = runs, shelf
         with gr.Row(equal_height=False, elem_id="run-tab"):
             with gr.Column(scale=0, min_width=340, elem_id="controls"):
                 self.controls = Controls(pairs, shelf.name)
             with gr.Column(scale=1, min_width=320, elem_id="run-stage"):
                 self.model_status = gr.Markdown(text("model", "idle"), elem_id="model-status")
-                self.stage = stage(encode(opening.payload(0, head=True)) if opening else "", stage_functions(runs))
+                functions = [*stage_functions(runs), *trace_functions(runs, opened)]
+                opening = encode(recorded[0].payload(0, head=True)) if recorded else ""
+                self.stage = stage(opening, functions, known_runs(recorded))
         self._connect(page)
 
     def _connect(self, page: gr.Blocks) -> None:
@@ -69,6 +74,7 @@ class RunTab:
             raise gr.Error("There is no run of yours to compare with: press Run first.", print_exception=False)
         if run.request.block_size == 1:
             raise gr.Error("The last run was plain decoding itself: choose a larger block size first.", print_exception=False)
+        yield encode(run.payload(head=True))  # the stage may show another run by now
         for payload in self._runs.plain_payloads(run):
             yield encode(payload)
 

@@ -26,10 +26,12 @@ from dflash_core.sampling import GREEDY_BELOW
 from dflash_core.trace import Trace, dump_trace
 from dflash_core.verify import RULES
 from dflash_core.weights import WeightsUnavailable
+from dflash_core.whatif import WhatIf
 
 from . import render
 from .device_queue import DeviceQueue
 from .notices import notices
+from .recorded import checked_about, checked_chips
 from .requests import RunRequest
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,7 @@ class Run:
         self.plain: dict[str, Any] | None = None
         self.about: dict[str, Any] = {}
         self.words: dict[str, str] = {}  # texts of single tokens, by id
+        self.whatif: WhatIf | None = None  # of a trace that brought one
         self._metrics = RunningMetrics(request.block_size)
         self._text: render.TokenText | None = None
 
@@ -140,9 +143,12 @@ class Run:
         }
 
     @classmethod
-    def recorded(cls, trace: Trace, run_id: str) -> Run:
-        """A run from a trace that this program recorded: its views are rebuilt, no model is needed."""
-        generation, about = trace.generation, trace.about
+    def recorded(cls, trace: Trace, run_id: str, *, file: str = "") -> Run:
+        """A run from a trace: its views are made again, no model is needed. file: the name of the file, if it has one to show.
+
+        Raises TraceError, which names the line, for what `parse_trace` does not look at: texts, and what is said about the run.
+        """
+        generation, about = trace.generation, checked_about(trace.about)
         run = cls(
             RunRequest(
                 about["prompt"],
@@ -155,9 +161,13 @@ class Run:
         )
         run.id, run.about, run.prompt_ids = run_id, about, list(generation.prompt_ids)
         run.head = make_head(about, generation.params, generation.block_size, len(generation.prompt_ids))
+        if file:
+            run.head["recorded"] = about.get("recorded") or about["date"]
+        words = about.pop("words", {})
         for block, chips in zip(generation.blocks, trace.texts, strict=True):
-            run._append(block, chips, about.get("words", {}) if block.index == 0 else {})
-        run.set("recorded", about.get("title", ""))
+            run._append(block, checked_chips(block, chips), {} if block.index else words)
+        run.whatif = trace.whatif
+        run.set("recorded", file or about.get("title", ""))
         return run
 
     def trace(self) -> str:
@@ -165,7 +175,8 @@ class Run:
         request = self.request
         views = tuple(self.views)  # the run may be going on: a block's view comes last
         generation = Generation(tuple(self.prompt_ids), request.params, request.block_size, tuple(self.blocks[: len(views)]))
-        return dump_trace(Trace(generation, self.about | {"words": self.words}, tuple(view["chips"] for view in views)))
+        texts = tuple(view["chips"] for view in views)
+        return dump_trace(Trace(generation, self.about | {"words": self.words}, texts, self.whatif))
 
 
 def make_head(about: dict[str, Any], params: SamplingParams, block_size: int, prompt_tokens: int) -> dict[str, Any]:
@@ -192,13 +203,21 @@ class Runs:
     """All runs of this server: it makes them, keeps the latest few, and knows whose is whose."""
 
     def __init__(
-        self, load: Callable[[str], Iterator[Pair | dict[str, Any]]], decode: Decode, recorded: Sequence[Run] = ()
+        self,
+        load: Callable[[str], Iterator[Pair | dict[str, Any]]],
+        decode: Decode,
+        recorded: Sequence[Run] = (),
+        elsewhere: Callable[[str], Run | None] = lambda _: None,
     ) -> None:
-        """load: yields progress (see the stage's payload) until it yields the pair. decode: the loop, on the device."""
+        """load: yields progress (see the stage's payload) until it yields the pair. decode: the loop, on the device.
+
+        elsewhere: looks up runs that were not made here, such as those opened from files.
+        """
         self._load = load
         self._decode = decode
         self._queue = DeviceQueue()
         self._recorded = {run.id: run for run in recorded}
+        self._elsewhere = elsewhere
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._of_session: dict[str, Run] = {}
         self._lock = threading.Lock()
@@ -216,7 +235,9 @@ class Runs:
         return run
 
     def get(self, run_id: object) -> Run | None:
-        return self._runs.get(run_id) or self._recorded.get(run_id) if isinstance(run_id, str) else None
+        if not isinstance(run_id, str):
+            return None
+        return self._runs.get(run_id) or self._recorded.get(run_id) or self._elsewhere(run_id)
 
     def of_session(self, session: str | None) -> Run | None:
         return self._of_session.get(session or "")

@@ -48,13 +48,19 @@ def encode(payload: Mapping[str, Any]) -> str:
 
 
 def stage(
-    initial_value: str, server_functions: Sequence[Callable[..., Any]], *, elem_id: str = "stage", **options: Any
+    initial_value: str,
+    server_functions: Sequence[Callable[..., Any]],
+    known_runs: Mapping[str, Any] | None = None,
+    *,
+    elem_id: str = "stage",
+    **options: Any,
 ) -> gr.HTML:
     """The stage component. Call it inside gr.Blocks; its value is a string made by `encode`.
 
     Args:
         initial_value: the payload on show when the page opens, or "".
-        server_functions: `get_run` and `get_trace`, by these names.
+        server_functions: `get_run` and `get_trace`, by these names; with known_runs also those of traces.py.
+        known_runs: `traces.known_runs`, for the menu of runs; None for a stage without one.
         elem_id: id of the component in the page.
         options: passed on to gr.HTML (scale, min_width, visible, …).
 
@@ -64,7 +70,8 @@ def stage(
     missing = {"get_run", "get_trace"} - {function.__name__ for function in server_functions}
     if missing:
         raise ValueError(f"the stage asks the server for runs: server_functions lacks {', '.join(sorted(missing))}")
-    return scripted("stage.js", boot(), initial_value, server_functions=list(server_functions), elem_id=elem_id, **options)
+    needed = boot() | ({"runs": known_runs} if known_runs else {})
+    return scripted("stage.js", needed, initial_value, server_functions=list(server_functions), elem_id=elem_id, **options)
 
 
 def scripted(script: str, boot: Mapping[str, Any], initial_value: str, **options: Any) -> gr.HTML:

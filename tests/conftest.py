@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -150,4 +151,21 @@ def embedded_page(embedded_pair: Pair) -> Iterator[ServedPage]:
 
     page = ServedPage(lambda name, _: embedded_pair if name == "embedded" else load_pair(name), "embedded")
     yield page
+    page.close()
+
+
+@pytest.fixture(scope="session")
+def unloaded_page() -> Iterator[ServedPage]:
+    """A page whose models never arrive."""
+    from tests.served import ServedPage
+
+    closing = threading.Event()
+
+    def load(name: str, progress: object) -> Pair:
+        closing.wait()
+        raise ValueError("the test is over")
+
+    page = ServedPage(load, "embedded")
+    yield page
+    closing.set()
     page.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,13 +10,12 @@ import gradio as gr
 import pytest
 
 from dflash_core.lossless import distributions_of, redraw_bias, verify_law
-from dflash_core.pairs import Pair
 from dflash_core.verify import RULES
-from dflash_core.weights import Progress
 from dflash_ui import lossless_tab
 from dflash_ui.charts import law_figure
-from dflash_ui.lossless_tab import MAX_DRAWS, LawRequest, payload, places, position_choices, scientific, visible
+from dflash_ui.lossless_tab import MAX_DRAWS, LawRequest, payload, places, position_choices, scientific
 from dflash_ui.page import recorded_runs
+from dflash_ui.render import visible
 from dflash_ui.runs import Run, Runs
 from tests.served import ServedPage, Visitor
 
@@ -104,21 +102,6 @@ def test_small_words() -> None:
     assert told == ["0.41", "0.0031", "10⁻⁶", "2.0 × 10⁻⁹", "0", "1"]
     assert visible(" a\n\t\u200b\x07") == "␣a⏎→⟨U+200B⟩⟨U+0007⟩"
     assert visible("x" * 30) == "x" * 18 + "…"
-
-
-@pytest.fixture(scope="module")
-def unloaded_page() -> Iterator[ServedPage]:
-    """A page whose models never arrive."""
-    closing = threading.Event()
-
-    def load(name: str, progress: Callable[[Progress], None]) -> Pair:
-        closing.wait()
-        raise ValueError("the test is over")
-
-    page = ServedPage(load, "embedded")
-    yield page
-    closing.set()
-    page.close()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 // Feeds the three figures that dflash_ui/charts.py made: data into the places named there, nothing else.
 
 import { el, setText } from "./dom.js";
+import { imageButtons } from "./images.js";
 import { words } from "./words.js";
 
 const NAMES = ["lengths", "histogram", "positions"];
@@ -16,7 +17,8 @@ export class Charts {
     for (const name of NAMES) {
       const plot = el("div", { class: "plot", role: "img", "aria-label": templates[name].light.layout.title.text });
       const empty = el("p", { class: "plot-empty" }, words.charts.waiting);
-      this.plots[name] = { plot, empty, node: el("div", { class: `chart chart-${name}` }, plot, empty) };
+      const images = imageButtons(() => this.plotly, plot, name);
+      this.plots[name] = { plot, empty, images, node: el("div", { class: `chart chart-${name}` }, plot, empty, images) };
     }
     this.node = el("div", { class: "charts" }, ...NAMES.map((name) => this.plots[name].node));
     this.revision = 0;
@@ -81,8 +83,9 @@ export class Charts {
   }
 
   draw(name) {
-    const { plot, empty } = this.plots[name];
+    const { plot, empty, images } = this.plots[name];
     const started = this.series.i.length > 0;
+    images.hidden = !started;
     empty.hidden = started;
     plot.classList.toggle("unseen", !started);
     setText(empty, this.head?.block_size === 1 ? words.charts.plain : words.charts.waiting);

@@ -1,6 +1,7 @@
 // The Lossless? tab: one check, as the server worded and drew it (dflash_ui/lossless_tab.py). Computes nothing.
 
 import { el } from "./dom.js";
+import { imageButtons } from "./images.js";
 import { addStyles, loadPlotly } from "./served.js";
 import { words } from "./words.js";
 
@@ -11,12 +12,13 @@ export async function start({ element, props, watch, boot, urls }) {
   element.replaceChildren(root);
   let plot = null;
   let figure = null;
+  let plotly = null;
 
   const draw = async () => {
     if (!plot?.clientWidth) return;
     const node = plot;
     try {
-      const plotly = await loadPlotly(urls.plotly);
+      plotly = await loadPlotly(urls.plotly);
       const dark = Boolean(document.querySelector("html.dark, body.dark"));
       const { data, layout } = structuredClone(figure[dark ? "dark" : "light"]);
       plotly.react(node, data, { ...layout, width: node.clientWidth }, boot.config);
@@ -29,7 +31,7 @@ export async function start({ element, props, watch, boot, urls }) {
     const check = props.value ? JSON.parse(props.value) : null;
     plot = check ? el("div", { class: "plot", role: "img", "aria-label": check.about }) : null;
     figure = check?.figure;
-    root.replaceChildren(...(check ? content(check, plot) : [el("p", { class: "law-empty" }, boot.empty)]));
+    root.replaceChildren(...(check ? content(check, plot, imageButtons(() => plotly, plot, "lossless")) : [el("p", { class: "law-empty" }, boot.empty)]));
     root.dataset.checks = Number(root.dataset.checks ?? 0) + (check ? 1 : 0);
     draw();
   };
@@ -43,7 +45,7 @@ export async function start({ element, props, watch, boot, urls }) {
   update();
 }
 
-function content({ about, badge, verdict, numbers, why, table }, plot) {
+function content({ about, badge, verdict, numbers, why, table }, plot, images) {
   const cell = ({ name, value, note }) =>
     el(
       "div",
@@ -60,7 +62,7 @@ function content({ about, badge, verdict, numbers, why, table }, plot) {
     el(
       "div",
       { class: "law-parts" },
-      el("div", { class: "chart" }, plot),
+      el("div", { class: "chart" }, plot, images),
       el("section", { class: "law-why" }, el("h3", {}, why.title), el("p", {}, why.text)),
     ),
     el(

@@ -7,14 +7,17 @@ import { current } from "./current.js";
 import { el } from "./dom.js";
 import { Figures } from "./figures.js";
 import { Legend } from "./legend.js";
+import { Menu } from "./menu.js";
 import { addStyles, loadPlotly } from "./served.js";
+import { shelf } from "./shelf.js";
 import { Status } from "./status.js";
 import { Store } from "./store.js";
 import { Strip } from "./strip.js";
 import { words } from "./words.js";
 
 /**
- * element, props, watch, server: what gr.HTML hands to js_on_load. boot: {states, templates, theme} from stage.py.
+ * element, props, watch, server: what gr.HTML hands to js_on_load. boot: {states, templates, theme} from stage.py, and
+ * {runs} of traces.py where runs can be chosen and opened.
  * urls: {css, plotly}, where the app serves the style sheet and plotly.min.js.
  */
 export async function start({ element, props, watch, server, boot, urls }) {
@@ -31,6 +34,8 @@ export async function start({ element, props, watch, server, boot, urls }) {
   const store = new Store((request) => server.get_run(request), {
     run(head) {
       status.showRun(head);
+      shelf.addLive(store.run, head);
+      menu?.update(store.run);
       current.begin(store.run, head);
       strip.clear();
       strip.follow = !head.recorded; // a recorded run comes whole, and is read from its beginning
@@ -55,10 +60,32 @@ export async function start({ element, props, watch, server, boot, urls }) {
     },
     gap: (open) => actions.say(open ? words.actions.gap : ""),
   });
-  const actions = new Actions(store, (run) => server.get_trace(run));
+  const actions = new Actions(
+    store,
+    server.get_trace ? (run) => server.get_trace(run) : null,
+    boot.runs ? (asked) => server.get_export(asked) : null,
+  );
+
+  const show = async (id) => {
+    asked = id;
+    const answer = await server.get_run({ run: id, start: 0 }).catch(() => null);
+    if (asked !== id) return true; // another one was chosen meanwhile
+    if (!answer) return false;
+    store.accept(JSON.parse(answer));
+    if (!["running", "loading", "waiting"].includes(store.last.status)) strip.toTop();
+    return true;
+  };
+  let asked = null;
+  const menu = boot.runs ? new Menu(boot.runs, server, show) : null;
+  const listOpened = () => {
+    const opened = shelf.entries.filter((entry) => entry.kind === "file").map(({ label, id }) => [label, id]);
+    root.dataset.opened = JSON.stringify(opened); // for the Lossless? tab
+  };
+  shelf.addEventListener("change", listOpened);
+  listOpened();
 
   await addStyles(boot.theme, urls.css);
-  root.append(status.node, legend.node, strip.node, actions.node, figures.node, charts.node, card.node);
+  root.append(...(menu ? [menu.node] : []), status.node, legend.node, strip.node, actions.node, figures.node, charts.node, card.node);
   element.replaceChildren(root);
   root.addEventListener("keydown", (event) => event.key === "Escape" && card.hide());
 

@@ -66,6 +66,12 @@ export class Strip {
     this.onInspect(null);
   }
 
+  /** A run that is over is read from its beginning. */
+  toTop() {
+    this.follow = false;
+    this.scroller.scrollTop = 0;
+  }
+
   setPrompt(chips, count) {
     this.promptText.replaceChildren(...this.tokens(chips, null));
     this.prompt.hidden = chips.length === 0;
