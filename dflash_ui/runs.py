@@ -90,7 +90,10 @@ class Run:
         self._metrics.add(block)
         self.words |= words
         uniforms = accept_uniforms(self.request.params, block)
-        self.views.append(render.view(block, chips, self._metrics.tau, words=words, uniforms=uniforms))
+        so_far = self._metrics
+        self.views.append(
+            render.view(block, chips, so_far.tau, words=words, uniforms=uniforms, tokens=so_far.n_tokens, clock=so_far.seconds)
+        )
 
     def set(self, status: str, message: str = "") -> None:
         self.status, self.message = status, message

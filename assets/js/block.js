@@ -3,24 +3,26 @@
 import { current } from "./current.js";
 import { el, fixed, probability, setText, visible } from "./dom.js";
 import { addStyles } from "./served.js";
+import { Timeline } from "./timeline.js";
 import { words } from "./words.js";
 
 const PHASES = ["draft", "verify", "verdict", "commit"];
 const PLAY_MS = 700; // a phase
 const MOST_TEXT = 24; // characters of a token
 
-/** As for the stage (stage.py); boot: {theme}. */
+/** As for the stage (stage.py); boot: {theme, states}. */
 export async function start({ element, boot, urls }) {
   await addStyles(boot.theme, urls.css);
-  const inspector = new Inspector();
+  const inspector = new Inspector(boot.states);
   element.replaceChildren(inspector.node);
   for (const event of ["run", "block", "open"]) current.addEventListener(event, () => inspector.changed(event));
   inspector.changed(current.asked ? "open" : "run");
 }
 
 class Inspector {
-  constructor() {
+  constructor(states) {
     const t = words.block;
+    this.timeline = new Timeline(states, (id) => this.shown(id), (i, k) => this.show(i, k));
     this.title = el("h3", { class: "block-title", role: "status" });
     this.where = el("span", { class: "block-where" });
     this.slider = el("input", { type: "range", min: 1, max: 1, value: 1, "aria-label": t.scrub, class: "block-slider" });
@@ -39,7 +41,7 @@ class Inspector {
       this.previous, this.slider, this.next, this.play, el("p", { class: "block-keys" }, t.keys),
     );
     this.head = el("div", { class: "block-head" }, this.title, this.where);
-    this.node = el("div", { class: "stage inspector" }, this.head, this.controls, this.body, this.empty);
+    this.node = el("div", { class: "stage inspector" }, this.timeline.node, this.head, this.controls, this.body, this.empty);
     this.node.addEventListener("keydown", (event) => this.key(event));
     this.i = null;
   }
@@ -59,10 +61,11 @@ class Inspector {
     if (event === "run") this.stop();
     const drafts = (current.head?.block_size ?? 0) > 1;
     const any = drafts && this.last >= 1;
-    for (const node of [this.head, this.controls, this.body]) node.hidden = !any;
+    for (const node of [this.timeline.node, this.head, this.controls, this.body]) node.hidden = !any;
     this.empty.hidden = any;
     if (!any) {
       this.i = null;
+      current.look(null);
       setText(this.empty, current.head && !drafts ? words.block.plain : words.block.none);
       return;
     }
@@ -152,6 +155,7 @@ class Inspector {
     const view = current.views[this.i];
     const judged = view.judged[k - 1];
     this.k = k;
+    current.look(this.i, k);
     [...this.tabs.children].forEach((node, n) => node.setAttribute("aria-pressed", String(n + 1 === k)));
     this.detail.replaceChildren(...(judged ? this.details(view, judged, k) : []));
   }

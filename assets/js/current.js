@@ -10,6 +10,7 @@ class Current extends EventTarget {
     this.run = run;
     this.head = head;
     this.views = [];
+    this.seen = null;
     this.words = new Map(); // token id -> text
     this.dispatchEvent(new Event("run"));
   }
@@ -25,6 +26,12 @@ class Current extends EventTarget {
     this.asked = { i, k };
     document.querySelector("#tabs button[data-tab-id=block]")?.click();
     this.dispatchEvent(new Event("open"));
+  }
+
+  /** The Block tab now shows block i at place k; null for no block. */
+  look(i, k) {
+    this.seen = i === null ? null : { i, k };
+    this.dispatchEvent(new Event("look"));
   }
 }
 

@@ -140,6 +140,21 @@ export const words = {
       naive: (text) => `So it was replaced by ${text}, drawn from p itself, which is the mistake of this rule.`,
     },
   },
+  timeline: {
+    title: "All blocks of the run",
+    label:
+      "Map of all blocks: a column is a block, a row a place in it, from 1 at the bottom. Plus and minus zoom, 0 shows the whole run. " +
+      "The arrow keys and the slider below go through the same blocks and places.",
+    closer: "Closer",
+    farther: "Farther",
+    whole: "Whole run",
+    counter: (i, n, tokens, allTokens, clock, wholeClock) =>
+      `block ${i} of ${n} · ${tokens} of ${allTokens} tokens · ${clock} of ${wholeClock} s of measured loop time`,
+    mixed: "Several blocks share a column of pixels here: come closer to tell them apart.",
+    place: (i, k, pos) => `block ${i}, place ${k}, position ${pos}`,
+    token: (state, text) => `${state}: ${text}`,
+    instead: (text) => `in place of the rejected ${text}`,
+  },
   actions: {
     copy: "Copy text",
     copied: "Copied",
