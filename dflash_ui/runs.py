@@ -29,7 +29,7 @@ from dflash_core.weights import WeightsUnavailable
 
 from . import render
 from .device_queue import DeviceQueue
-from .notices import notices
+from .notices import notices, repetition
 from .requests import RunRequest
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,8 @@ class Run:
         stats = None
         if self.blocks:
             values = self.stats()
-            stats = asdict(values) | {"notices": notices(values, self.about["trained_block_size"], self.request)}
+            said = notices(values, self.about["trained_block_size"], self.request)
+            stats = asdict(values) | {"notices": said, "repetition": repetition(values)}
         return {
             "v": 1,
             "run": self.id,

@@ -124,6 +124,7 @@ class ScriptedRun:
             "lengths_expected": [float(count) for count in lengths],
             "positions": positions,
             "notices": [],
+            "repetition": False,
         }
 
     def payload(self, start: int, end: int, **more: Any) -> dict[str, Any]:

@@ -88,6 +88,12 @@ export class Timeline {
       this.cells.recolour();
       this.soon();
     };
+    for (const type of ["beforeprint", "afterprint"]) {
+      window.addEventListener(type, () => {
+        this.cells.recolour();
+        this.draw();
+      });
+    }
     for (const node of [document.documentElement, document.body]) {
       new MutationObserver(recolour).observe(node, { attributeFilter: ["class"] });
     }
@@ -198,7 +204,7 @@ export class Timeline {
     this.tip.replaceChildren(
       el("p", { class: "card-state" }, el("span", { class: `tok s-${state}` }, this.states[state].label)),
       el("p", { class: "card-text" }, text),
-      before === null ? null : el("p", {}, t.instead(this.textOf(before))),
+      ...(before === null ? [] : [el("p", {}, t.instead(this.textOf(before)))]),
       el("p", { class: "map-note" }, t.place(view.i, k, view.start + k)),
     );
     const frame = this.node.getBoundingClientRect();
