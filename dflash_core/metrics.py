@@ -147,13 +147,18 @@ class RunningMetrics:
         n_blocks = sum(self._lengths)
         return sum(n * (i + 1) for i, n in enumerate(self._lengths)) / n_blocks if n_blocks else None
 
+    @property
+    def seconds(self) -> float:
+        """Loop time of the cycles so far, without the prefill and without the consumer's time."""
+        return sum(self._seconds)
+
     def stats(self) -> RunStats:
         n_blocks, tau = sum(self._lengths), self.tau
         tau_low, tau_high = self._tau_interval()
         accepted, judged = sum(self._accepted_at), sum(self._judged_at)
         alpha = accepted / judged if judged else None
         alpha_low, alpha_high = wilson_interval(accepted, judged)
-        seconds = sum(self._seconds)
+        seconds = self.seconds
         expected = None
         if alpha is not None:
             expected = tuple(n_blocks * share for share in geometric_lengths(alpha, self._n_drafted))

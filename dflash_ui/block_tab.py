@@ -5,11 +5,11 @@ from __future__ import annotations
 import gradio as gr
 
 from . import theme
-from .stage import scripted
+from .stage import scripted, state_words
 from .text import text
 
 
 def block_tab() -> None:
     """Builds the tab inside the current gr.Tab."""
     gr.Markdown(text("block", "lead"), elem_id="block-lead")
-    scripted("block.js", {"theme": theme.css_properties()}, "", elem_id="block")
+    scripted("block.js", {"theme": theme.css_properties(), "states": state_words()}, "", elem_id="block")

@@ -13,6 +13,7 @@ histogram   trace 0  bars: x = 1 … B, y = STATS.lengths
             trace 1  line: x = 1 … B, y = STATS.lengths_expected
 positions   trace 0  points with bars, at least meta.few judged: x = i, y = rate, customdata = [accepted, judged],
                      error_y.array = high - rate, error_y.arrayminus = rate - low
+            shapes[0].x0 = shapes[0].x1 = annotations[0].x = trained block size - 0.5, both visible when B is larger
             trace 1  the same below meta.few judged, faded
             trace 2  line: x = i, y = survival
 
@@ -142,8 +143,11 @@ def histogram_figure(stats: Stats | None = None, *, dark: bool = False) -> go.Fi
     return figure
 
 
-def positions_figure(stats: Stats | None = None, *, dark: bool = False) -> go.Figure:
-    """Acceptance by position in the block: of the judged (95 % Wilson intervals), and of all blocks (survival)."""
+def positions_figure(stats: Stats | None = None, *, trained_block_size: int | None = None, dark: bool = False) -> go.Figure:
+    """Acceptance by position in the block: of the judged (95 % Wilson intervals), and of all blocks (survival).
+
+    Positions that a draft of `trained_block_size` was never trained for are marked.
+    """
     look, tokens = neutrals(dark), states()
     rows = [row for row in (stats["positions"] or ()) if row["rate"] is not None] if stats else []
     blue = tokens["accepted"].look.chart_fill(dark)
@@ -164,7 +168,26 @@ def positions_figure(stats: Stats | None = None, *, dark: bool = False) -> go.Fi
         ],
         layout("Acceptance by position", "position in the block", "share accepted", dark),
     )
-    figure.update_layout(meta={"few": FEW})
+    edge = None if trained_block_size is None else trained_block_size - 0.5
+    seen = edge is not None and bool(rows) and max(row["i"] for row in rows) > edge
+    line = {"color": look.warning, "width": 1.5, "dash": "dash"}
+    figure.update_layout(
+        meta={"few": FEW},
+        shapes=[{"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": edge, "x1": edge, "line": line, "visible": seen}],
+        annotations=[
+            {
+                "x": edge,
+                "xanchor": "left",
+                "yref": "paper",
+                "y": 1,
+                "yanchor": "top",
+                "text": "beyond training",
+                "showarrow": False,
+                "font": {"size": 12, "color": look.warning},
+                "visible": seen,
+            }
+        ],
+    )
     figure.update_xaxes(dtick=1)
     figure.update_yaxes(range=[0, 1.05], tickformat=".0%")
     return figure
@@ -233,7 +256,8 @@ def config() -> dict[str, Any]:
     return {
         "displaylogo": False,
         "responsive": False,
-        "modeBarButtonsToRemove": ["toImage", "select2d", "lasso2d", "autoScale2d"],
+        # The last one would send the chart to a company's server; images have buttons of their own.
+        "modeBarButtonsToRemove": ["toImage", "select2d", "lasso2d", "autoScale2d", "sendChartToCloud"],
     }
 
 

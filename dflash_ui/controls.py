@@ -46,6 +46,7 @@ class Controls:
         value = self._defaults
         self.preset = gr.Dropdown(list(presets()), value=None, **_named("preset"))
         prompt = gr.Textbox(value["prompt"], lines=3, max_lines=10, **_named("prompt"))
+        self.long_prompt = gr.Markdown("", elem_id="long-prompt")
         with gr.Row():
             self.run = gr.Button(text("controls", "run"), variant="primary", elem_id="run", min_width=120)
             self.stop = gr.Button(text("controls", "stop"), interactive=False, elem_id="stop", min_width=80)
@@ -83,6 +84,9 @@ class Controls:
         self.dice.click(_dice, None, [c["seed"]], **instant)
         summaries = json.dumps(rule_summaries(), ensure_ascii=False)
         c["rule"].change(None, [c["rule"]], [self.rule_summary], js=f"(rule) => ({summaries})[rule] ?? ''", **instant)
+        said = json.dumps(text("controls", "long_prompt"), ensure_ascii=False)
+        too_long = f"(prompt) => (prompt.length > {MAX_ADDRESS_PROMPT} ? {said} : '')"
+        c["prompt"].change(None, [c["prompt"]], [self.long_prompt], js=too_long, **instant)
         # While it is locked the draft's temperature is the target's, and shows it.
         # Unlocked it is left alone: writing back what it was would undo a value that just came from the address.
         locked = "(t, unlocked) => (unlocked ? {__type__: 'update'} : t)"
@@ -118,6 +122,8 @@ class Controls:
         except gr.Error as error:
             gr.Warning(f"The address holds something that cannot be run, so the usual settings are shown. {error.message}")
             values = dict(self._defaults)
+        if "long" in asked and "prompt" not in asked:
+            gr.Warning(text("controls", "long_prompt_missing"))
         large = values["b"] > USUAL_BLOCK_SIZE
         updates = {
             "b": gr.update(value=values["b"], maximum=MAX_BLOCK_SIZE if large else USUAL_BLOCK_SIZE),

@@ -218,8 +218,13 @@ def view(
     *,
     words: dict[str, str],
     uniforms: Sequence[float] | None,
+    tokens: int,
+    clock: float,
 ) -> dict[str, Any]:
-    """What the page is sent of one block. words: `TokenText.words`. uniforms: as for `inside`."""
+    """What the page is sent of one block. words: `TokenText.words`. uniforms: as for `inside`.
+
+    tokens, clock: new tokens and seconds of the loop up to and with this block, as in the run's figures.
+    """
     return {
         "i": block.index,
         "start": block.start,
@@ -237,5 +242,7 @@ def view(
         "p_next": block.next_target_prob,
         "judged": inside(block, uniforms),
         "words": words,
+        "tokens": tokens,
+        "clock": clock,
         "sec": [block.draft_seconds, block.verify_seconds, block.other_seconds],
     }

@@ -30,7 +30,7 @@ from dflash_core.whatif import WhatIf
 
 from . import render
 from .device_queue import DeviceQueue
-from .notices import notices
+from .notices import notices, repetition
 from .recorded import checked_about, checked_chips
 from .requests import RunRequest
 
@@ -107,7 +107,10 @@ class Run:
         self._metrics.add(block)
         self.words |= words
         uniforms = accept_uniforms(self.request.params, block)
-        self.views.append(render.view(block, chips, self._metrics.tau, words=words, uniforms=uniforms))
+        so_far = self._metrics
+        self.views.append(
+            render.view(block, chips, so_far.tau, words=words, uniforms=uniforms, tokens=so_far.n_tokens, clock=so_far.seconds)
+        )
 
     def set(self, status: str, message: str = "") -> None:
         self.status, self.message = status, message
@@ -128,7 +131,8 @@ class Run:
         stats = None
         if self.blocks:
             values = self.stats()
-            stats = asdict(values) | {"notices": notices(values, self.about["trained_block_size"], self.request)}
+            said = notices(values, self.about["trained_block_size"], self.request)
+            stats = asdict(values) | {"notices": said, "repetition": repetition(values)}
         return {
             "v": 1,
             "run": self.id,

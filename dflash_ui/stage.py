@@ -89,8 +89,13 @@ def scripted(script: str, boot: Mapping[str, Any], initial_value: str, **options
 
 def boot() -> dict[str, Any]:
     """What the scripts need to know of the page: words of the token states, empty charts, and the theme's colours as CSS."""
-    states = {key: {"label": s.label, "aloud": s.aloud, "explain": s.explain} for key, s in theme.states().items()}
-    return {"states": states, "templates": charts.templates(), "theme": theme.css_properties()}
+    return {"states": state_words(), "templates": charts.templates(), "theme": theme.css_properties()}
+
+
+def state_words() -> dict[str, dict[str, str]]:
+    """What the token states are called, and their marks."""
+    names = ("label", "aloud", "mark", "explain")
+    return {key: {name: getattr(state, name) for name in names} for key, state in theme.states().items()}
 
 
 def _bootstrap(script: str, boot: Mapping[str, Any]) -> str:

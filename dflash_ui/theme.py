@@ -136,7 +136,8 @@ def states() -> dict[str, TokenState]:
 def css_properties() -> str:
     """The colours as CSS custom properties, light on :root and dark under Gradio's `.dark`.
 
-    `--lab-<neutral>`, `--tok-<state>-chip`, `--tok-<state>-edge`, `--tok-<state>-mark` (the mark as a CSS string),
+    `--lab-<neutral>`, `--tok-<state>-chip`, `--tok-<state>-edge`, `--tok-<state>-fill` (areas of a chart),
+    `--tok-<state>-mark` (the mark as a CSS string),
     `--lab-font`, `--lab-font-mono`.
     """
     light, dark = ([f"--lab-{f.name.replace('_', '-')}: {getattr(n, f.name)};" for f in fields(n)] for n in (LIGHT, DARK))
@@ -146,10 +147,11 @@ def css_properties() -> str:
         light += [
             f"--tok-{key}-chip: {look.chip or 'transparent'};",
             f"--tok-{key}-edge: {look.edge or 'transparent'};",
+            f"--tok-{key}-fill: {look.chart_fill(False)};",
         ]
         light += [f"--tok-{key}-mark: {json.dumps(state.mark, ensure_ascii=False)};"]
         dark += [f"--tok-{key}-chip: {look.chip_dark or 'transparent'};"]
-        dark += [f"--tok-{key}-edge: {look.mark or 'transparent'};"]
+        dark += [f"--tok-{key}-edge: {look.mark or 'transparent'};", f"--tok-{key}-fill: {look.chart_fill(True)};"]
     return ":root {\n  " + "\n  ".join(light) + "\n}\n.dark {\n  " + "\n  ".join(dark) + "\n}\n"
 
 

@@ -81,9 +81,11 @@ class ScriptedRun:
 
     def view(self, i: int, start: int, chips: list[dict[str, Any]], *, n_drafted: int) -> dict[str, Any]:
         tau = sum(chip["s"] not in GHOSTS for chip in chips)
-        ids = {"anchor": 1, "drafted": [2] * n_drafted, "kept": max(0, tau - 1), "emitted": [3] * tau, "next": "resampled"}
-        inside = {"judged": [], "words": {}, "p_next": None, **ids}
-        more = {**inside, "mean": 2.0 if n_drafted else None, "cut": False, "finish": None, "sec": [0.01, 0.05, 0.002]}
+        ids = {"anchor": 1, "drafted": [2] * n_drafted, "kept": max(0, tau - 1), "emitted": [3] * tau}
+        kind = "resampled" if tau <= n_drafted else "bonus"
+        inside = {"judged": [], "words": {}, "p_next": None, "next": kind, **ids}
+        clock = {"tokens": start + tau - 2, "clock": 0.062 * i, "sec": [0.01, 0.05, 0.002]}
+        more = {**inside, "mean": 2.0 if n_drafted else None, "cut": False, "finish": None, **clock}
         return {"i": i, "start": start, "n_drafted": n_drafted, "tau": tau, "chips": chips, **more}
 
     @property
@@ -122,6 +124,7 @@ class ScriptedRun:
             "lengths_expected": [float(count) for count in lengths],
             "positions": positions,
             "notices": [],
+            "repetition": False,
         }
 
     def payload(self, start: int, end: int, **more: Any) -> dict[str, Any]:

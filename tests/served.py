@@ -121,7 +121,7 @@ class Visitor:
         for name, value in query.items():
             if name in self.FIELDS and name not in ("top_p", "top_k", "dt"):  # those are under "Advanced"
                 self.wait("([field, value]) => document.querySelector(field)?.value === value", [self.FIELDS[name], str(value)])
-        self.page.wait_for_selector("#run:enabled")
+        self.page.wait_for_selector("#run:enabled", state="attached" if "tab" in query else "visible")
         return self
 
     def wait(self, condition: str, arg: Any = None) -> None:

@@ -84,4 +84,7 @@ def test_static_figures_draw_what_they_are_given() -> None:
     assert [judged[i] >= charts.FEW for i in positions.data[0].x] == [True]
     assert [judged[i] < charts.FEW for i in positions.data[1].x] == [True] * 6
     assert positions.data[0].error_y.array[0] == pytest.approx(0.15)
+    assert not positions.layout.shapes[0].visible
+    beyond = charts.positions_figure(stats, trained_block_size=4).layout
+    assert beyond.shapes[0].visible and beyond.shapes[0].x0 == beyond.annotations[0].x == 3.5  # places 4, 5, … lie beyond
     assert positions.data[1].opacity < positions.data[0].opacity

@@ -323,6 +323,72 @@ def test_the_address_gives_the_run_again(visit: Visit) -> None:
     assert visitor.output() == text
 
 
+def test_the_address_leads_to_a_block(visit: Visit, toy_page: ServedPage) -> None:
+    # Of a recorded run: the tab, the block and its place, whichever recorded run it is.
+    recorded = recorded_runs()[-1]
+    visitor = visit(tab="block", run=recorded.id, block=3, place=2)
+    visitor.wait("() => document.querySelector('.inspector')?.dataset.block === '3'")
+    chosen = ".block-places [aria-pressed=true]"
+    assert visitor.shown_run() == recorded.id
+    assert visitor.page.get_attribute(chosen, "aria-label").startswith("Place 2:")
+    visitor.page.get_by_label("Next block").click()
+    visitor.wait("() => new URLSearchParams(location.search).get('block') === '4'")
+    query = dict(parse_qsl(urlsplit(visitor.page.url).query))
+    assert (query["tab"], query["run"]) == ("block", recorded.id)
+    # Of a run made here: its settings, and the block as soon as they have been run. Nothing names the run itself.
+    visitor.open(**LIVELY, tab="block", block=5, place=1)
+    visitor.page.wait_for_selector(".block-promised >> text=block 5")
+    visitor.page.click("#tabs [data-tab-id=run]")
+    run = visitor.run()
+    visitor.page.click("#tabs [data-tab-id=block]")
+    assert visitor.page.get_attribute(".inspector", "data-block") == "5" and not visitor.page.is_visible(".block-promised")
+    assert visitor.page.get_attribute(chosen, "aria-label").startswith("Place 1:")
+    visitor.page.focus(".block-places button")
+    visitor.page.keyboard.press("Home")
+    visitor.wait("() => new URLSearchParams(location.search).get('block') === '1'")
+    query = dict(parse_qsl(urlsplit(visitor.page.url).query))
+    assert query["tab"] == "block" and "run" not in query and run not in visitor.page.url
+    visitor.page.click("#tabs [data-tab-id=run]")
+    visitor.wait("() => !/tab=|block=|place=/.test(location.search)")
+    # Broken ones are no more than no place.
+    for broken in ("tab=nowhere&block=2", "tab=block&block=-1&run=recorded-none", "tab=block&block=99999&run=" + recorded.id):
+        visitor.page.goto(f"{visitor.url}/?{broken}")
+        visitor.page.wait_for_selector("#run", state="attached")
+        visitor.wait("() => Number(document.querySelector('.stage').dataset.blocks) > 0")
+    visitor.wait("(n) => document.querySelector('.inspector')?.dataset.block === String(n)", len(recorded.blocks) - 1)
+
+
+def test_back_leaves_the_page_as_it_came(visit: Visit) -> None:
+    visitor = visit()
+    visitor.page.goto("about:blank")
+    visitor.page.goto(visitor.url)
+    visitor.page.wait_for_selector(".stage")
+    visitor.page.click("#tabs [data-tab-id=block]")
+    visitor.wait("() => /block=1/.test(location.search)")
+    visitor.page.go_back()
+    assert visitor.page.url == "about:blank"
+    visitor.page.go_forward()
+    visitor.wait("() => document.querySelector('.inspector')?.dataset.block === '1'")
+
+
+def test_a_long_prompt_stays_out_of_the_address(visit: Visit) -> None:
+    visitor = visit(**TOY)
+    visitor.page.fill("#prompt textarea", "the cat " * 200)
+    visitor.wait("() => new URLSearchParams(location.search).get('long') === '1'")
+    assert "prompt=" not in visitor.page.url and "too long for the page's address" in visitor.text("#long-prompt")
+    visitor.page.goto(visitor.page.url)
+    assert "too long for an address" in visitor.message()
+    visitor.page.fill("#prompt textarea", "the cat")
+    visitor.wait("() => new URLSearchParams(location.search).get('prompt') === 'the cat'")
+    assert "long=" not in visitor.page.url and not visitor.text("#long-prompt").strip()
+
+
+def test_a_tab_in_the_menu_of_a_narrow_screen_is_found(visit: Visit) -> None:
+    visitor = visit(width=230, tab="lossless")
+    visitor.page.wait_for_selector("#tabs [data-tab-id=lossless][aria-selected=true]")
+    visitor.page.click("#tabs [data-tab-id=run]")
+
+
 def test_a_broken_address_is_said_and_the_usual_settings_shown(visit: Visit) -> None:
     script = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
     visitor = visit(prompt="the cat", n=20)

@@ -374,15 +374,16 @@ def test_the_first_token_continues_the_prompts_text() -> None:
 def test_view_of_a_block() -> None:
     chips = [{"s": "plain", "t": "x"}]
     cut = block([DOG, STOP, CAT], 3, THE, emitted=2, index=4, start=30)
-    found = view(cut, chips, 2.5, words={"7": " x"}, uniforms=None)
+    found = view(cut, chips, 2.5, words={"7": " x"}, uniforms=None, tokens=12, clock=0.5)
     told = found.pop("judged")
     assert found == {
         "i": 4, "start": 30, "n_drafted": 3, "tau": 2, "mean": 2.5, "cut": True, "finish": "stop", "chips": chips,
         "anchor": cut.anchor, "drafted": [DOG, STOP, CAT], "kept": 3, "emitted": [DOG, STOP], "next": "bonus",
-        "p_next": cut.next_target_prob, "words": {"7": " x"}, "sec": [0.1, 0.2, 0.3],
+        "p_next": cut.next_target_prob, "words": {"7": " x"}, "tokens": 12, "clock": 0.5,
+        "sec": [0.1, 0.2, 0.3],
     }  # fmt: skip
     assert [entry["p"] for entry in told] == [entry.target_prob for entry in cut.judged]
-    assert view(block([], 0, DOG, index=0), chips, None, words={}, uniforms=None)["mean"] is None
+    assert view(block([], 0, DOG, index=0), chips, None, words={}, uniforms=None, tokens=1, clock=0.0)["mean"] is None
 
 
 def test_words_are_told_once_and_as_they_stand_in_a_text() -> None:

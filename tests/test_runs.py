@@ -30,7 +30,7 @@ HEAD = {
 }  # fmt: skip
 VIEW = {
     *("i", "start", "n_drafted", "tau", "mean", "cut", "finish", "chips", "sec"),
-    *("anchor", "drafted", "kept", "emitted", "next", "p_next", "judged", "words"),
+    *("anchor", "drafted", "kept", "emitted", "next", "p_next", "judged", "words", "tokens", "clock"),
 }
 
 Payload = dict[str, Any]
@@ -118,7 +118,8 @@ def test_payloads_of_a_run(monkeypatch: pytest.MonkeyPatch, rule: str, flush_sec
     assert payloads[-2]["status"] in ("running", "loading")
     stats = last["stats"]
     figures = asdict(run_stats(run.blocks, 5))
-    assert stats == json.loads(json.dumps(figures | {"notices": stats["notices"]}))
+    assert stats == json.loads(json.dumps(figures | {"notices": stats["notices"], "repetition": False}))
+    assert (views[-1]["tokens"], views[-1]["clock"]) == (stats["n_tokens"], stats["seconds"])
     assert stats["tau"] == views[-1]["mean"] == figures["tau"] and views[0]["mean"] is None
     assert len(run.token_ids) == 30 == stats["n_tokens"]
     pair = load_pair("toy")

@@ -321,11 +321,64 @@ def test_charts_draw_the_run_and_keep_the_zoom(page: Page) -> None:
     assert page.eval(f"() => {chart('lengths')}._fullLayout.xaxis.range[1]") > 39
 
 
-def test_a_bar_leads_to_its_block(page: Page) -> None:
-    page.show(ScriptedRun("click", 30))
+def test_charts_lead_to_their_blocks(page: Page) -> None:
+    run = ScriptedRun("click", 30)
+    page.show(run)
     wait_for_chart(page, 30)
-    page.eval(f"() => {chart('lengths')}.emit('plotly_click', {{ points: [{{ x: 17 }}] }})")
+    page.eval("""async () => {
+        const module = performance.getEntriesByType('resource').find((e) => e.name.endsWith('/current.js')).name;
+        window.current = (await import(module)).current;
+        current.addEventListener('open', () => current.look(current.asked.i, current.asked.k)); // as the Block tab does
+    }""")
+
+    def click(name: str, x: int) -> list[int | None]:
+        page.eval(f"(x) => {chart(name)}.emit('plotly_click', {{ points: [{{ x }}] }})", x)
+        return page.eval("() => [current.seen.i, current.seen.k]")
+
+    assert click("lengths", 17) == [17, None]
+    for name, x, fits, k in (
+        ("histogram", 1, [view["i"] for view in run.views[1:] if view["tau"] == 1], None),
+        ("positions", 2, [view["i"] for view in run.views[1:] if view["kept"] == 1], 2),
+    ):
+        assert len(fits) > 1
+        page.eval("() => current.look(1, null)")
+        later = [i for i in fits if i > 1]
+        found = [click(name, x) for _ in range(len(fits) + 1)]
+        expected = [*later, *[i for i in fits if i not in later], *later]
+        assert found == [[i, k] for i in expected[: len(found)]]  # one after the other, and round the end
+    before = page.eval("() => current.seen")
+    page.eval(f"() => {chart('positions')}.emit('plotly_click', {{ points: [{{ x: 8 }}] }})")
+    assert "No verdict stopped at place 8" in page.text(".said") and page.eval("() => current.seen") == before
+    page.eval("() => { current.look(17, null); current.find(); }")
     assert page.page.get_attribute(".pointed-out", "data-block") == "17"
+
+
+def test_a_clicked_token_keeps_its_card_which_opens_its_block(page: Page) -> None:
+    run = ScriptedRun("pinned", 12)
+    page.show(run)
+    page.page.hover(".draft-block[data-block='2'] .tok >> nth=0")
+    assert not page.page.is_visible(".card-open")
+    page.page.click(".draft-block[data-block='2'] .tok >> nth=0")
+    page.page.hover(".draft-block[data-block='1'] .tok >> nth=0")
+    assert "block 2, place 1" in page.text(".card")  # it does not run away from the pointer
+    page.eval("() => { window.opened = []; current.addEventListener('open', () => opened.push(current.asked)); }")
+    page.page.click(".card-open")
+    assert [(asked["i"], asked["k"]) for asked in page.eval("() => opened")] == [(2, 1)]
+    assert not page.page.is_visible(".card")
+    page.page.click(".output .tok >> nth=0")  # the first token has no block to open
+    assert page.page.is_visible(".card") and page.page.query_selector(".card-open") is None
+    page.page.keyboard.press("Escape")
+    assert not page.page.is_visible(".card")
+
+
+def test_a_notice_with_a_checklist_and_a_flag_beside_tau(page: Page) -> None:
+    run = ScriptedRun("noticed", 12)
+    page.show(run)
+    assert not page.page.is_visible(".figure-tau .badge")
+    page.show(run, stats=run.stats(13) | {"notices": ["What to check:\none\ntwo"], "repetition": True})
+    assert page.text(".figure-tau .badge") == "repetition"
+    items = page.page.locator(".notices > li ul li")
+    assert items.all_inner_texts() == ["one", "two"]
 
 
 def test_plain_decoding_says_why_there_is_no_chart(page: Page) -> None:

@@ -3,8 +3,12 @@
   const query = new URLSearchParams(location.search);
   names.forEach((name, i) => {
     const value = typeof values[i] === "boolean" ? Number(values[i]) : values[i];
-    if (value === null || value === undefined || (name === "prompt" && value.length > maxPrompt)) query.delete(name);
+    const tooLong = name === "prompt" && value?.length > maxPrompt;
+    if (value === null || value === undefined || tooLong) query.delete(name);
     else query.set(name, value);
+    // Whoever opens the link is told that its prompt is missing.
+    if (tooLong) query.set("long", 1);
+    else if (name === "prompt") query.delete("long");
   });
   try {
     history.replaceState(history.state, "", `${location.pathname}?${query}${location.hash}`);

@@ -3,25 +3,27 @@
 import { current } from "./current.js";
 import { el, fixed, probability, setText, visible } from "./dom.js";
 import { addStyles } from "./served.js";
+import { Timeline } from "./timeline.js";
 import { words } from "./words.js";
 
 const PHASES = ["draft", "verify", "verdict", "commit"];
 const PLAY_MS = 700; // a phase
 const MOST_TEXT = 24; // characters of a token
 
-/** As for the stage (stage.py); boot: {theme}. */
+/** As for the stage (stage.py); boot: {theme, states}. */
 export async function start({ element, boot, urls }) {
   await addStyles(boot.theme, urls.css);
-  const inspector = new Inspector();
+  const inspector = new Inspector(boot.states);
   element.replaceChildren(inspector.node);
   for (const event of ["run", "block", "open"]) current.addEventListener(event, () => inspector.changed(event));
   inspector.changed(current.asked ? "open" : "run");
 }
 
 class Inspector {
-  constructor() {
+  constructor(states) {
     const t = words.block;
-    this.title = el("h3", { class: "block-title", role: "status" });
+    this.timeline = new Timeline(states, (id) => this.shown(id), (i, k) => this.show(i, k));
+    this.title = el("h3", { class: "block-title", "aria-live": "polite" });
     this.where = el("span", { class: "block-where" });
     this.slider = el("input", { type: "range", min: 1, max: 1, value: 1, "aria-label": t.scrub, class: "block-slider" });
     this.slider.addEventListener("input", () => this.show(Number(this.slider.value)));
@@ -38,8 +40,14 @@ class Inspector {
       { class: "block-controls" },
       this.previous, this.slider, this.next, this.play, el("p", { class: "block-keys" }, t.keys),
     );
-    this.head = el("div", { class: "block-head" }, this.title, this.where);
-    this.node = el("div", { class: "stage inspector" }, this.head, this.controls, this.body, this.empty);
+    const find = this.button(t.find, t.find, () => current.find());
+    this.head = el("div", { class: "block-head" }, this.title, this.where, find);
+    this.among = el("span");
+    this.nextOfThem = this.button(t.nextOfThem, t.nextOfThem, () => current.openNext(current.asked.among));
+    this.set = el("p", { class: "block-set" }, this.among, this.nextOfThem);
+    this.promised = el("p", { class: "block-promised" });
+    const parts = [this.promised, this.timeline.node, this.head, this.set, this.controls, this.body, this.empty];
+    this.node = el("div", { class: "stage inspector" }, el("h2", { class: "only-spoken" }, t.heading), ...parts);
     this.node.addEventListener("keydown", (event) => this.key(event));
     this.i = null;
   }
@@ -57,12 +65,15 @@ class Inspector {
 
   changed(event) {
     if (event === "run") this.stop();
+    this.promised.hidden = !current.promised;
+    if (current.promised) setText(this.promised, words.block.promised(current.promised.i));
     const drafts = (current.head?.block_size ?? 0) > 1;
     const any = drafts && this.last >= 1;
-    for (const node of [this.head, this.controls, this.body]) node.hidden = !any;
+    for (const node of [this.timeline.node, this.head, this.set, this.controls, this.body]) node.hidden = !any;
     this.empty.hidden = any;
     if (!any) {
       this.i = null;
+      current.look(null);
       setText(this.empty, current.head && !drafts ? words.block.plain : words.block.none);
       return;
     }
@@ -91,6 +102,10 @@ class Inspector {
     this.node.dataset.block = this.i;
     this.temperature = null;
     const view = current.views[this.i];
+    const among = current.asked?.among;
+    const found = among ? current.fitting(among) : [];
+    this.set.hidden = !found.length;
+    if (among) setText(this.among, words.block.among(found.indexOf(this.i) + 1, found.length, among.said));
     this.headline();
     this.drawCycle(view, phase);
     this.tabs.replaceChildren(
@@ -152,6 +167,7 @@ class Inspector {
     const view = current.views[this.i];
     const judged = view.judged[k - 1];
     this.k = k;
+    current.look(this.i, k);
     [...this.tabs.children].forEach((node, n) => node.setAttribute("aria-pressed", String(n + 1 === k)));
     this.detail.replaceChildren(...(judged ? this.details(view, judged, k) : []));
   }

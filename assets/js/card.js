@@ -9,9 +9,10 @@ export class Card {
   constructor(stage, states) {
     this.stage = stage;
     this.states = states;
-    this.node = el("div", { class: "card", id: ID, role: "tooltip" });
+    this.node = el("div", { class: "card", id: ID, role: "tooltip", "aria-label": words.card.label });
     this.node.hidden = true;
     this.described = null;
+    this.node.addEventListener("mousedown", (event) => event.preventDefault()); // the token keeps the focus, and so the card
   }
 
   hide() {
@@ -20,20 +21,32 @@ export class Card {
     this.described = null;
   }
 
-  show(token, chip, view, head) {
+  /** onOpen(view, k): for a card that stays, opens the block; null for one that comes and goes with the pointer. */
+  show(token, chip, view, head, onOpen) {
     this.hide();
     const state = this.states[chip.s];
     const rows = this.rows(chip, view, head).filter(([, value]) => value !== null);
-    this.node.replaceChildren(
+    const parts = [
       el("p", { class: "card-state" }, el("span", { class: `tok s-${chip.s}` }, state.label)),
       el("p", { class: "card-text" }, visible(chip.t)),
       el("dl", {}, ...rows.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
       el("p", { class: "card-explain" }, state.explain),
-    );
+      onOpen && view?.n_drafted ? this.opener(() => onOpen(view, chip.k ?? null)) : null,
+    ];
+    this.node.replaceChildren(...parts.filter(Boolean));
+    this.node.classList.toggle("pinned", onOpen !== null);
+    this.node.setAttribute("role", onOpen ? "group" : "tooltip");
     this.node.hidden = false;
     token.setAttribute("aria-describedby", ID);
     this.described = token;
     this.place(token);
+  }
+
+  /** For fingers and mice: with a key, Enter on the token does the same. */
+  opener(act) {
+    const button = el("button", { type: "button", class: "action card-open", tabindex: -1 }, words.card.open);
+    button.addEventListener("click", act);
+    return button;
   }
 
   rows(chip, view, head) {

@@ -6,16 +6,17 @@ import { words } from "./words.js";
 
 const NAMES = ["lengths", "histogram", "positions"];
 const LEAST_MS = 340; // three times a second at most…
+const PAPER = 660; // px of a sheet
 const REST = 8; // …and resting eight times as long as the last drawing took: a long run never crowds out its text
 
 export class Charts {
-  /** templates: charts.templates(); loadPlotly() -> Promise of Plotly; onBlock(i): a bar of block i was clicked. */
-  constructor(templates, loadPlotly, onBlock) {
+  /** templates: charts.templates(); loadPlotly() -> Promise of Plotly; onClick[chart](x): its bar or point at x was clicked. */
+  constructor(templates, loadPlotly, onClick) {
     this.templates = templates;
-    this.onBlock = onBlock;
+    this.onClick = onClick;
     this.plots = {};
     for (const name of NAMES) {
-      const plot = el("div", { class: "plot", role: "img", "aria-label": templates[name].light.layout.title.text });
+      const plot = el("div", { class: "plot", role: "group", "aria-label": templates[name].light.layout.title.text });
       const empty = el("p", { class: "plot-empty" }, words.charts.waiting);
       const images = imageButtons(() => this.plotly, plot, name);
       this.plots[name] = { plot, empty, images, node: el("div", { class: `chart chart-${name}` }, plot, empty, images) };
@@ -29,6 +30,13 @@ export class Charts {
       window.addEventListener(type, () => {
         if (this.held) this.schedule();
         this.held = false;
+      });
+    }
+    // On paper: narrow, and drawn before the browser takes its picture.
+    for (const [type, printing] of [["beforeprint", true], ["afterprint", false]]) {
+      window.addEventListener(type, () => {
+        this.printing = printing;
+        if (this.plotly && this.node.clientWidth) NAMES.forEach((name) => this.draw(name));
       });
     }
     // Also fires when a hidden tab is opened: until then nothing is drawn.
@@ -93,13 +101,13 @@ export class Charts {
     const dark = Boolean(document.querySelector("html.dark, body.dark"));
     const { data, layout } = structuredClone(this.templates[name][dark ? "dark" : "light"]);
     this[name](data, layout);
-    layout.width = plot.clientWidth;
+    layout.width = this.printing ? Math.min(PAPER, plot.clientWidth) : plot.clientWidth;
     layout.uirevision = this.run; // zoom stays within a run
     layout.datarevision = this.revision += 1; // the arrays grow in place
     this.plotly.react(plot, data, layout, this.templates.config);
-    if (name === "lengths" && !this.listening) {
-      this.listening = true;
-      plot.on("plotly_click", ({ points }) => this.onBlock(points[0].x));
+    if (!this.plots[name].listening) {
+      this.plots[name].listening = true;
+      plot.on("plotly_click", ({ points }) => this.onClick[name](points[0].x));
     }
   }
 
@@ -129,6 +137,10 @@ export class Charts {
       trace.error_y.array = part.map((row) => row.high - row.rate);
       trace.error_y.arrayminus = part.map((row) => row.rate - row.low);
     };
+    const edge = this.head.trained_block_size - 0.5;
+    const visible = this.head.block_size > this.head.trained_block_size;
+    Object.assign(layout.shapes[0], { x0: edge, x1: edge, visible });
+    Object.assign(layout.annotations[0], { x: edge, visible });
     put(many, rows.filter((row) => row.judged >= layout.meta.few));
     put(few, rows.filter((row) => row.judged < layout.meta.few));
     Object.assign(survival, { x: rows.map((row) => row.i), y: rows.map((row) => row.survival) });

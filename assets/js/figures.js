@@ -16,6 +16,8 @@ export class Figures {
     this.shares = ["draft", "verify", "other"].map((key) => el("span", { class: `share share-${key}` }));
     this.split = el("div", { class: "split", "aria-hidden": "true" }, ...this.shares);
     this.cells.time.note.before(this.split);
+    this.repetition = el("span", { class: "badge badge-bad" }, t.repetition);
+    this.cells.tau.unit.after(this.repetition);
     this.node = el("div", {}, this.list, this.notices);
     this.clear();
     this.update(null, null, null);
@@ -53,6 +55,7 @@ export class Figures {
       has(s.tau) ? t.tauUnit : "",
       join(interval(s.tau_low, s.tau_high, 2), has(s.n_blocks) ? t.blocks(s.n_blocks) : "", s.n_cut ? t.cut(s.n_cut) : ""),
     );
+    this.repetition.hidden = !s.repetition;
     this.set(
       "accepted",
       has(s.accepted) && has(s.judged) ? `${integer(s.accepted)} / ${integer(s.judged)}` : t.none,
@@ -93,6 +96,7 @@ export class Figures {
   notice(texts) {
     if (texts.join("\n") === this.noticed) return;
     this.noticed = texts.join("\n");
-    this.notices.replaceChildren(...texts.map((text) => el("li", {}, text)));
+    const entry = ([said, ...list]) => el("li", {}, el("div", {}, said, list.length ? el("ul", {}, ...list.map((line) => el("li", {}, line))) : null));
+    this.notices.replaceChildren(...texts.map((text) => entry(text.split("\n"))));
   }
 }

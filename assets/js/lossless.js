@@ -29,7 +29,7 @@ export async function start({ element, props, watch, boot, urls }) {
 
   const update = () => {
     const check = props.value ? JSON.parse(props.value) : null;
-    plot = check ? el("div", { class: "plot", role: "img", "aria-label": check.about }) : null;
+    plot = check ? el("div", { class: "plot", role: "group", "aria-label": check.about }) : null;
     figure = check?.figure;
     root.replaceChildren(...(check ? content(check, plot, imageButtons(() => plotly, plot, "lossless")) : [el("p", { class: "law-empty" }, boot.empty)]));
     root.dataset.checks = Number(root.dataset.checks ?? 0) + (check ? 1 : 0);

@@ -8,12 +8,16 @@ import { el } from "./dom.js";
 import { Figures } from "./figures.js";
 import { Legend } from "./legend.js";
 import { Menu } from "./menu.js";
-import { addStyles, loadPlotly } from "./served.js";
+import { Place } from "./place.js";
+import { addStyles, loadPlotly, printInLight } from "./served.js";
 import { shelf } from "./shelf.js";
 import { Status } from "./status.js";
 import { Store } from "./store.js";
 import { Strip } from "./strip.js";
 import { words } from "./words.js";
+
+/** The place at which the verdict on a block rejected its draft, or null. */
+const stoppedAt = (view) => (view.next === "resampled" && !view.cut ? view.kept + 1 : null);
 
 /**
  * element, props, watch, server: what gr.HTML hands to js_on_load. boot: {states, templates, theme} from stage.py, and
@@ -21,16 +25,27 @@ import { words } from "./words.js";
  * urls: {css, plotly}, where the app serves the style sheet and plotly.min.js.
  */
 export async function start({ element, props, watch, server, boot, urls }) {
-  const root = el("div", { class: "stage" });
+  printInLight();
+  const root = el("div", { class: "stage" }, el("h2", { class: "only-spoken" }, words.title));
   const status = new Status();
   const figures = new Figures();
   const card = new Card(root, boot.states);
-  const strip = new Strip(boot.states, (token, chip, view) =>
-    token ? card.show(token, chip, view, store.head) : card.hide(),
-    (view, place) => current.open(view.i, place),
+  const open = (view, place) => {
+    strip.unpin();
+    current.open(view.i, place);
+  };
+  const strip = new Strip(boot.states, (token, chip, view, pinned) =>
+    token ? card.show(token, chip, view, store.head, pinned ? open : null) : card.hide(),
+    open,
   );
   const legend = new Legend(boot.states, (state, shown) => strip.toggle(state, shown));
-  const charts = new Charts(boot.templates, () => loadPlotly(urls.plotly), (i) => strip.reveal(i));
+  const t = words.block;
+  const openNext = (among, none) => actions.say(current.openNext(among) ? "" : none);
+  const charts = new Charts(boot.templates, () => loadPlotly(urls.plotly), {
+    lengths: (i) => current.open(i),
+    histogram: (n) => openNext({ fits: (view) => view.tau === n, said: t.ofLength(n) }, t.noneOfLength(n)),
+    positions: (k) => openNext({ fits: (view) => stoppedAt(view) === k, said: t.stoppedAt(k), k }, t.noneStoppedAt(k)),
+  });
   const store = new Store((request) => server.get_run(request), {
     run(head) {
       status.showRun(head);
@@ -87,11 +102,16 @@ export async function start({ element, props, watch, server, boot, urls }) {
   await addStyles(boot.theme, urls.css);
   root.append(...(menu ? [menu.node] : []), status.node, legend.node, strip.node, actions.node, figures.node, charts.node, card.node);
   element.replaceChildren(root);
-  root.addEventListener("keydown", (event) => event.key === "Escape" && card.hide());
+  root.addEventListener("keydown", (event) => event.key === "Escape" && strip.unpin());
+  current.addEventListener("find", () => strip.reveal(current.seen?.i));
 
   const update = () => {
     if (props.value) store.accept(JSON.parse(props.value));
   };
   watch("value", update);
   update();
+  new Place(async (run) => {
+    const answer = await server.get_run({ run, start: 0 }).catch(() => null);
+    if (answer) store.accept(JSON.parse(answer));
+  });
 }

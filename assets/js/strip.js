@@ -25,7 +25,8 @@ const first = (block) => block?.querySelector(".tok");
 
 export class Strip {
   /**
-   * states: words of the states; onInspect(node, chip, view) when a token is pointed at or focused, (null) when none is;
+   * states: words of the states; onInspect(node, chip, view, pinned) when a token is pointed at, focused or, until another
+   * is or Escape, clicked (pinned), (null) when none is;
    * onOpen(view, k) when its block is to be opened at the token's place k, or null.
    */
   constructor(states, onInspect, onOpen) {
@@ -56,6 +57,7 @@ export class Strip {
   }
 
   clear() {
+    this.pinned = null; // the token whose card stays
     this.blocks = []; // block index -> node
     this.chunk = null;
     this.cursor = null; // the one token in the tab order
@@ -176,16 +178,25 @@ export class Strip {
       this.follow = strip.scrollHeight - strip.scrollTop - strip.clientHeight < 24;
       if (this.inspected) this.inspect(this.inspected); // the card goes with its token
     }, { passive: true });
-    strip.addEventListener("pointerover", (event) => this.inspect(tokenOf(event)));
-    strip.addEventListener("pointerleave", () => this.inspect(strip.querySelector(".tok:focus")));
+    strip.addEventListener("pointerover", (event) => this.pinned || this.inspect(tokenOf(event)));
+    strip.addEventListener("pointerleave", () => this.pinned || this.inspect(strip.querySelector(".tok:focus")));
     strip.addEventListener("focusin", (event) => this.inspect(tokenOf(event)));
-    strip.addEventListener("focusout", () => this.inspect(null));
+    strip.addEventListener("focusout", () => this.unpin());
     strip.addEventListener("click", (event) => {
       const node = event.target.closest(".tok");
-      if (node && getSelection().isCollapsed) this.focus(node);
+      if (!node || !getSelection().isCollapsed) return;
+      this.focus(node);
+      this.pinned = node;
+      this.inspect(node);
     });
     strip.addEventListener("dblclick", (event) => this.open(event.target.closest(".tok")));
     strip.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  /** No card any more, not even that of a clicked token. */
+  unpin() {
+    this.pinned = null;
+    this.inspect(null);
   }
 
   open(node) {
@@ -239,7 +250,7 @@ export class Strip {
   inspect(node) {
     const known = node ? this.chips.get(node) : null;
     this.inspected = known ? node : null;
-    if (known) this.onInspect(node, ...known);
+    if (known) this.onInspect(node, ...known, node === this.pinned);
     else this.onInspect(null);
   }
 }

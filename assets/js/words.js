@@ -3,6 +3,7 @@
 const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 
 export const words = {
+  title: "The run on show",
   status: {
     recorded: "Recorded run",
     waiting: "Waiting",
@@ -32,7 +33,7 @@ export const words = {
   },
   legend: {
     title: "Token states",
-    note: "Click a state to hide or show it. Point at a token to see its numbers; double-click it, or press Enter, to open its block.",
+    note: "Click a state to hide or show it. Point at a token to see its numbers; click it to keep them; double-click it, or press Enter, to open its block.",
   },
   strip: {
     prompt: "Prompt",
@@ -44,6 +45,8 @@ export const words = {
     empty: "The text appears here.",
   },
   card: {
+    label: "The token's numbers",
+    open: "Open in the Block tab",
     ids: (n) => (n === 1 ? "token id" : "token ids"),
     place: "place",
     inPrompt: (pos) => `prompt, position ${pos}`,
@@ -61,6 +64,7 @@ export const words = {
   figures: {
     tau: "Acceptance length τ",
     tauUnit: "tokens per target pass",
+    repetition: "repetition",
     accepted: "Accepted / judged",
     speed: "Speed",
     speedUnit: "tokens/s",
@@ -87,6 +91,15 @@ export const words = {
     failed: "The charts could not be loaded. Everything else on this page works without them.",
   },
   block: {
+    heading: "One block of the run",
+    find: "Show in the text",
+    ofLength: (n) => `blocks of acceptance length ${n}`,
+    noneOfLength: (n) => `No block has the acceptance length ${n}.`,
+    stoppedAt: (k) => `blocks whose verdict stopped at place ${k}`,
+    noneStoppedAt: (k) => `No verdict stopped at place ${k}.`,
+    among: (at, n, said) => (at ? `${at} of ${n} ${said}` : `${n} ${said}`),
+    nextOfThem: "Next of them",
+    promised: (i) => `This link leads to block ${i} of a run with its settings. Press Run in the first tab, and it is shown here.`,
     none: "No block yet. Run something in the first tab, and every draft and verdict can be opened here.",
     plain: "Plain decoding drafts nothing: every pass of the target gives one token, and there is no verdict to look into.",
     title: (i, n) => `Block ${i} of ${n}`,
@@ -188,6 +201,20 @@ export const words = {
     title: (format) => `Save this chart as ${format}`,
     label: (format, chart) => `Save as ${format}: ${chart}`,
     failed: "failed",
+  },
+  timeline: {
+    title: "All blocks of the run",
+    label:
+      "Map of all blocks: a column is a block, a row a place in it, from 1 at the bottom. Plus and minus zoom, 0 shows the whole run. " +
+      "The arrow keys and the slider below go through the same blocks and places.",
+    closer: "Closer",
+    farther: "Farther",
+    whole: "Whole run",
+    counter: (i, n, tokens, allTokens, clock, wholeClock) =>
+      `block ${i} of ${n} · ${tokens} of ${allTokens} tokens · ${clock} of ${wholeClock} s of measured loop time`,
+    mixed: "Several blocks share a column of pixels here: come closer to tell them apart.",
+    place: (i, k, pos) => `block ${i}, place ${k}, position ${pos}`,
+    instead: (text) => `in place of the rejected ${text}`,
   },
   actions: {
     copy: "Copy text",
