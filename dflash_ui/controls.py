@@ -105,6 +105,10 @@ class Controls:
         except ValueError as error:
             raise told(error, "This cannot be run") from error
 
+    def label(self, pair: str) -> str:
+        """The name of a pair on offer, without what it needs."""
+        return self._pairs[pair].partition(" · ")[0]
+
     def restore(self, request: gr.Request) -> list[Any]:
         """Values of the inputs, then of `large_blocks`, from the page's address; what is missing there keeps its default."""
         asked = dict(request.query_params)

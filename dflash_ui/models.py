@@ -11,6 +11,7 @@ import torch
 from dflash_core.blocks import Block, SamplingParams
 from dflash_core.generate import iter_blocks
 from dflash_core.pairs import Pair
+from dflash_core.race import REPEATS, Lap, Round, iter_race
 from dflash_core.weights import Progress
 
 from .runs import TABLE_SIZE
@@ -133,3 +134,29 @@ def make_decode(shelf: Shelf) -> Callable[[list[int], SamplingParams, int, int],
 def _gpu_seconds(prompt_ids: list[int], params: SamplingParams, block_size: int, max_new_tokens: int) -> int:
     """What a run is expected to need of a shared GPU, in seconds: shorter requests wait less."""
     return min(120, 15 + max_new_tokens // 20)
+
+
+def make_race(shelf: Shelf) -> Callable[[list[int], SamplingParams, int, int], Iterator[Lap | Round]]:
+    """A race of the shelf's pair, as the device runs it: see `make_decode`."""
+
+    def race(
+        prompt_ids: list[int], params: SamplingParams, block_size: int, max_new_tokens: int
+    ) -> Generator[Lap | Round, None, None]:
+        pair = shelf.pair
+        assert pair is not None
+        yield from iter_race(
+            pair.draft,
+            pair.target,
+            torch.tensor([prompt_ids]),
+            max_new_tokens=max_new_tokens,
+            stop_token_ids=pair.stop_token_ids,
+            block_size=block_size,
+            params=params,
+        )
+
+    return GPU(duration=_race_seconds)(race)
+
+
+def _race_seconds(prompt_ids: list[int], params: SamplingParams, block_size: int, max_new_tokens: int) -> int:
+    """As `_gpu_seconds`, of a whole race."""
+    return min(120, 15 + 2 * REPEATS * max_new_tokens // 20)

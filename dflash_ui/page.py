@@ -12,7 +12,9 @@ from dflash_core.trace import TraceError, parse_trace
 from . import theme
 from .block_tab import block_tab
 from .lossless_tab import LosslessTab
-from .models import LoadPair, Shelf, make_decode
+from .models import LoadPair, Shelf, make_decode, make_race
+from .race import Races
+from .race_tab import RaceTab
 from .run_tab import RunTab, offered_pairs
 from .runs import Run, Runs
 from .text import text
@@ -40,6 +42,8 @@ def build_page(load: LoadPair, *, pair: str, label: str | None = None, only: boo
                 tab = RunTab(page, runs, shelf, offered_pairs(pair, label, only=only), recorded[0] if recorded else None)
             with gr.Tab(text("tabs", "block"), id="block"):
                 block_tab()
+            with gr.Tab(text("tabs", "race"), id="race") as race:
+                RaceTab(race, runs, Races(runs, make_race(shelf)), tab)
             with gr.Tab(text("tabs", "lossless"), id="lossless") as lossless:
                 LosslessTab(lossless, runs, recorded)
         gr.api(tab.generate, api_name="generate", concurrency_limit=SCRIPTS_AT_ONCE)  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 import torch
@@ -41,6 +41,20 @@ KEPT_RUNS = 64
 WAIT_SECONDS = 0.5  # between looks at whether a waiting visitor has left
 
 Decode = Callable[[list[int], SamplingParams, int, int], Iterator[Block]]
+
+
+class Job(Protocol):
+    """Work that a visitor asked for and that waits for the device. `stop` is set to end it."""
+
+    request: RunRequest
+    stop: threading.Event
+
+    def set(self, status: str, message: str = "") -> None: ...
+
+    def payload(self, *, progress: dict[str, Any] | None = None) -> dict[str, Any]: ...
+
+
+SomeJob = TypeVar("SomeJob", bound=Job)
 
 
 class Run:
@@ -210,9 +224,9 @@ class Runs:
     def payloads(self, run: Run) -> Iterator[dict[str, Any]]:
         """Does the run; yields what the stage is to be told. Closing it frees the device; errors become its last payload."""
         try:
-            yield from self._on_device(run, self._decoded)
+            yield from self.on_device(run, self._decoded)
         except Exception as error:
-            run.set("error", _told(error))
+            run.set("error", in_words(error))
             yield run.payload()
         finally:
             if run.status in ("waiting", "loading", "running"):
@@ -223,10 +237,10 @@ class Runs:
         before = (run.status, run.message)
         run.stop.clear()
         try:
-            yield from self._on_device(run, self._measured_plain)
+            yield from self.on_device(run, self._measured_plain)
         except Exception as error:
             run.plain = None
-            run.set(before[0], f"Plain decoding could not be measured: {_told(error)}")
+            run.set(before[0], f"Plain decoding could not be measured: {in_words(error)}")
         except GeneratorExit:
             run.set(*before)
             raise
@@ -234,7 +248,8 @@ class Runs:
             run.set(*before)
         yield run.payload()
 
-    def _on_device(self, run: Run, work: Callable[[Run, Pair], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    def on_device(self, run: SomeJob, work: Callable[[SomeJob, Pair], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+        """Waits for the device and the job's pair, then does `work`; yields its payloads. Closing it frees the device."""
         with self._queue.ticket() as ticket:
             while ahead := self._queue.ahead(ticket, WAIT_SECONDS):
                 run.set("waiting", f"{ahead} ahead of you on this device" if ahead > 1 else "one run ahead of you on this device")
@@ -310,7 +325,7 @@ class Runs:
         }
 
 
-def _told(error: Exception) -> str:
+def in_words(error: Exception) -> str:
     """The error in a visitor's words. What a person can act on says so itself; anything else is our fault, and logged."""
     if isinstance(error, (ValueError, WeightsUnavailable)):
         return str(error)
