@@ -10,11 +10,14 @@ from typing import Any
 
 from ..blocks import SamplingParams, is_whole, require
 from ..sampling import GREEDY_BELOW
-from ..verify import RULES
 
 MAX_CELLS = 10_000
 MAX_RUNS = 1_000_000
 MAX_BLOCK_SIZE = 256
+
+
+class SweepError(ValueError):
+    """A sweep that cannot be begun, continued or read; the message says what would be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,8 @@ class SweepPlan:
         for size in self.block_sizes:
             require(
                 is_whole(size) and 2 <= size <= MAX_BLOCK_SIZE,
-                f"a block size must be a whole number from 2 to {MAX_BLOCK_SIZE}, not {size!r}; plain decoding (1) is always measured",
+                f"a block size must be a whole number from 2 to {MAX_BLOCK_SIZE}, not {size!r}; "
+                "plain decoding (1) is measured in any case",
             )
         for name, least in (("max_new_tokens", 2), ("rows", 1), ("timed_prompts", 0)):
             value = getattr(self, name)
@@ -170,7 +174,7 @@ class SweepPlan:
             plain = self.plain_cell(temperature)
             if self.is_timed(prompt) and seed in self.seeds_of(plain):
                 members.append(plain)
-            random.Random(f"{prompt} {seed} {temperature}").shuffle(members)
+            random.Random(f"{prompt} {seed} {temperature:g}").shuffle(members)
             if members:
                 groups.append(tuple(RunKey(cell, prompt, seed) for cell in members))
         return tuple(groups)

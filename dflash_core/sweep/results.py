@@ -1,160 +1,180 @@
-"""From finished runs to figures: a result for each cell, differences between rules, speeds, the same-contexts curves.
-
-Every figure is an `Estimate`: value, 95 % interval, and n, the number of independent units behind it. Unless said otherwise
-these are prompts: whole prompts are drawn anew (cluster bootstrap), their seeds within them.
-"""
+"""From finished runs to the figures of a sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations, product
 
+import numpy as np
+
+from ..blocks import Block
+from ..intervals import Array, cluster_interval
+from ..metrics import RunStats, run_stats, survival_interval, wilson_interval
+from ..theory import expected_acceptance_length
+from .figures import CellResult, ContextCurve, Estimate, PositionResult, RuleDifference, SweepResults
 from .plan import Cell, SweepPlan
 from .runs import CellRun
+from .speed import cell_speed, recommend, speed_model
 
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """value with its 95 % interval. low and high are None where n is too small for one (a single prompt with a single seed)."""
-
-    value: float
-    low: float | None
-    high: float | None
-    n: int
-
-
-@dataclass(frozen=True, slots=True)
-class PositionResult:
-    """Acceptance at the i-th drafted position, i = 1 … γ, pooled over the cell's runs.
-
-    rate: accepted / judged; its n is `judged`. survival: P(A ≥ i), by Kaplan-Meier where blocks were cut; its n is the number
-    of blocks. Wilson intervals; they take blocks as independent. None while nothing was judged.
-    """
-
-    i: int
-    accepted: int
-    judged: int
-    rate: Estimate | None
-    survival: Estimate | None
-
-
-@dataclass(frozen=True, slots=True)
-class CellSpeed:
-    """Speeds of a cell, measured on the runs that were decoded one by one, beside plain decoding of the same prompts.
-
-    tokens_per_second, plain_tokens_per_second: without the prefill. speedup: their ratio, = τ / (d + v) on these runs.
-    draft_cost: d, the time of a draft pass with all that the loop adds, over that of a plain step. verify_cost: v(B), the
-    target's pass over B tokens, over a plain step. n is the number of timed prompts; n_blocks of timed blocks.
-    """
-
-    n_blocks: int
-    tokens_per_second: Estimate
-    plain_tokens_per_second: Estimate
-    speedup: Estimate
-    draft_cost: Estimate
-    verify_cost: Estimate
-
-
-@dataclass(frozen=True, slots=True)
-class CellResult:
-    """The figures of one cell from its finished runs so far.
-
-    shared: nothing is drawn here (temperature 0), so these are the runs of the first rule.
-    n_cut: blocks cut short by a stop token or the cap; they count what came out. n_tokens: new tokens, the prefill's included.
-    tau: acceptance length; None while there is no block. tau_by_kind: the same for each kind of prompt.
-    alpha: accepted / judged, Wilson interval, n = judged.
-    tau_independent: what constant independent acceptance alpha would give, (1 − α^B) / (1 − α): theory beside measurement.
-    repeated_share: mean over the runs of the share of text that repeats itself.
-    speed: None where no timed run and plain run of one prompt are finished.
-    """
-
-    cell: Cell
-    shared: bool
-    n_prompts: int
-    n_seeds: int
-    n_runs: int
-    n_blocks: int
-    n_cut: int
-    n_tokens: int
-    tau: Estimate | None
-    tau_by_kind: dict[str, Estimate]
-    alpha: Estimate | None
-    tau_independent: float | None
-    positions: tuple[PositionResult, ...]
-    repeated_share: float | None
-    speed: CellSpeed | None
-
-
-@dataclass(frozen=True, slots=True)
-class RuleDifference:
-    """τ of `rule` minus τ of `other` on the prompts that both have finished, paired by prompt."""
-
-    temperature: float
-    draft_temperature: float | None
-    block_size: int
-    rule: str
-    other: str
-    tau: Estimate
-
-
-@dataclass(frozen=True, slots=True)
-class ContextCurve:
-    """τ that one rule would have at each temperature at the contexts of the runs of `from_temperature` under `from_rule`."""
-
-    rule: str
-    block_size: int
-    from_temperature: float
-    from_rule: str
-    temperatures: tuple[float, ...]
-    taus: tuple[Estimate, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedModel:
-    """τ / (d + v(B)) at every B from 2 to the largest measured: α at each position from the largest block, d and v(B)
-    measured, and between measured sizes on a straight line. best: its (B, speed-up); (1, 1.0) if plain decoding is faster."""
-
-    temperature: float
-    draft_temperature: float | None
-    rule: str
-    block_sizes: tuple[int, ...]
-    speedups: tuple[float, ...]
-    best: tuple[int, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """The block size to use at one temperature under one rule. 1 is plain decoding.
-
-    speedup: of that block size, measured. within_noise: the sizes (1 among them) whose measured speed cannot be told from it.
-    text: the same in words, to be shown as it is.
-    """
-
-    temperature: float
-    draft_temperature: float | None
-    rule: str
-    block_size: int
-    speedup: Estimate
-    within_noise: tuple[int, ...]
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SweepResults:
-    """All figures of a sweep, finished or not."""
-
-    cells: tuple[CellResult, ...]
-    differences: tuple[RuleDifference, ...]
-    curves: tuple[ContextCurve, ...]
-    models: tuple[SpeedModel, ...]
-    recommendations: tuple[Recommendation, ...]
+RunsOf = Mapping[Cell, Sequence[CellRun]]
 
 
 def cell_result(plan: SweepPlan, cell: Cell, runs: Iterable[CellRun]) -> CellResult:
-    """The figures of one cell. runs: of any cells; those of this one (or of the one that it shares) and the plain ones are used."""
-    raise NotImplementedError
+    """The figures of one cell. runs: of any cells; its own are used (at temperature 0: those it shares), and the plain ones."""
+    return _cell_result(plan, cell, _by_cell(runs))
 
 
 def sweep_results(plan: SweepPlan, runs: Iterable[CellRun]) -> SweepResults:
     """All figures from the runs that are finished so far."""
-    raise NotImplementedError
+    runs_of = _by_cell(runs)
+    cells = tuple(_cell_result(plan, cell, runs_of) for cell in plan.cells)
+    lines: dict[tuple[float, float | None, str], list[CellResult]] = {}
+    for result in cells:
+        if result.speed:
+            lines.setdefault((result.cell.temperature, result.cell.draft_temperature, result.cell.rule), []).append(result)
+    return SweepResults(
+        cells,
+        tuple(_differences(plan, runs_of)),
+        tuple(_curves(plan, runs_of)),
+        tuple(speed_model(line) for line in lines.values()),
+        tuple(recommend(line, {r.cell: runs_of[plan.decoded_as(r.cell)] for r in line}) for line in lines.values()),
+    )
+
+
+def clusters(runs: Iterable[CellRun], row: Callable[[CellRun], Sequence[float]]) -> tuple[dict[int, Array], str]:
+    """The sums of `row` over the runs of each prompt, and what they are sums of: "prompts".
+
+    With a single prompt, and several seeds, of each seed: "seeds". What is said then holds for this prompt alone.
+    """
+    runs = list(runs)
+    unit = "seeds" if len({run.key.prompt for run in runs}) == 1 and len(runs) > 1 else "prompts"
+    sums: dict[int, Array] = {}
+    for run in runs:
+        name = run.key.seed if unit == "seeds" else run.key.prompt
+        sums[name] = sums.get(name, 0.0) + np.array(row(run), dtype=float)
+    return sums, unit
+
+
+def estimate(sums: Array, figure: Callable[[Array], Array], unit: str, *, low: float = -np.inf, high: float = np.inf) -> Estimate:
+    """The figure of sums over clusters (n, m), its interval cut to what the figure can be."""
+    value, lower, upper = cluster_interval(sums, figure)
+    if lower is None or upper is None:
+        return Estimate(value, None, None, len(sums), unit)
+    return Estimate(value, max(lower, low), min(upper, high), len(sums), unit)
+
+
+def tokens_and_blocks(blocks: Sequence[Block]) -> tuple[int, int]:
+    """Of the draft-verify cycles: block 0, the prefill's, is left out."""
+    return sum(len(block.emitted) for block in blocks[1:]), len(blocks) - 1
+
+
+def _by_cell(runs: Iterable[CellRun]) -> dict[Cell, list[CellRun]]:
+    runs_of: dict[Cell, list[CellRun]] = {}
+    for run in runs:
+        runs_of.setdefault(run.key.cell, []).append(run)
+    return runs_of
+
+
+def _cell_result(plan: SweepPlan, cell: Cell, runs_of: RunsOf) -> CellResult:
+    source = plan.decoded_as(cell)
+    runs = runs_of.get(source, [])
+    plain = runs_of.get(plan.plain_cell(cell.temperature), [])
+    stats = run_stats((block for run in runs for block in run.blocks), cell.block_size)
+    kinds = dict.fromkeys(plan.prompts[run.key.prompt].kind for run in runs)
+    by_kind = {kind: _tau([run for run in runs if plan.prompts[run.key.prompt].kind == kind], cell) for kind in kinds}
+    repeated = [run_stats(run.blocks, cell.block_size).repeated_share for run in runs]
+    return CellResult(
+        cell=cell,
+        shared=source.rule != cell.rule,
+        n_prompts=len({run.key.prompt for run in runs}),
+        n_seeds=len({run.key.seed for run in runs}),
+        n_runs=len(runs),
+        n_blocks=stats.n_blocks,
+        n_cut=stats.n_cut,
+        n_tokens=stats.n_tokens,
+        tau=_tau(runs, cell),
+        tau_by_kind={kind: tau for kind, tau in by_kind.items() if tau},
+        alpha=_wilson(stats.accepted, stats.judged),
+        tau_independent=None if stats.alpha is None else expected_acceptance_length(stats.alpha, cell.block_size),
+        positions=tuple(
+            PositionResult(
+                p.i,
+                p.accepted,
+                p.judged,
+                _wilson(p.accepted, p.judged),
+                _survival(stats, p.i),
+            )
+            for p in stats.positions
+        ),
+        repeated_share=sum(repeated) / len(repeated) if repeated else None,
+        speed=cell_speed(runs, plain),
+    )
+
+
+def _tau(runs: Sequence[CellRun], cell: Cell) -> Estimate | None:
+    sums, unit = clusters(runs, lambda run: tokens_and_blocks(run.blocks))
+    rows = np.array([row for row in sums.values() if row[1] > 0])
+    return estimate(rows, _ratio, unit, low=1.0, high=cell.block_size) if len(rows) else None
+
+
+def _wilson(successes: int, trials: int) -> Estimate | None:
+    low, high = wilson_interval(successes, trials)
+    return Estimate(successes / trials, low, high, trials, "judged") if trials else None
+
+
+def _survival(stats: RunStats, i: int) -> Estimate | None:
+    survival = stats.positions[i - 1].survival
+    low, high = survival_interval(stats.positions, i)
+    return None if survival is None else Estimate(survival, low, high, stats.n_blocks, "blocks")
+
+
+def _differences(plan: SweepPlan, runs_of: RunsOf) -> Iterable[RuleDifference]:
+    for t, d, size in product(plan.temperatures, plan.draft_temperatures, plan.block_sizes):
+        for other, rule in combinations(plan.rules, 2):
+            cells = [Cell(t, size, key, d) for key in (rule, other)]
+            if cells[0].is_greedy:  # the same runs
+                continue
+            done = [{(run.key.prompt, run.key.seed): run for run in runs_of.get(cell, [])} for cell in cells]
+            both = [key for key in done[0] if key in done[1] and all(len(runs[key].blocks) > 1 for runs in done)]
+            sums, unit = clusters(
+                [done[0][key] for key in both],
+                lambda run, done=done: [  # type: ignore[misc]
+                    n for runs in done for n in tokens_and_blocks(runs[run.key.prompt, run.key.seed].blocks)
+                ],
+            )
+            if both:
+                tau = estimate(np.array(list(sums.values())), _ratio_difference, unit)
+                yield RuleDifference(t, d, size, rule, other, tau)
+
+
+def _curves(plan: SweepPlan, runs_of: RunsOf) -> Iterable[ContextCurve]:
+    """One for each block size and rule, from the runs that were scored at all temperatures."""
+    for cell in runs_of:
+        runs = [run for run in runs_of[cell] if run.contexts]
+        if not plan.has_contexts(cell) or not runs:
+            continue
+        for rule in plan.rules:
+            taus = []
+            for t in range(len(plan.temperatures)):
+                sums, unit = clusters(
+                    runs,
+                    lambda run, rule=rule, t=t: [  # type: ignore[misc]
+                        *run.contexts.judged, *run.contexts.accepted[rule][t]
+                    ],
+                )  # fmt: skip
+                taus.append(estimate(np.array(list(sums.values())), _tau_of_places, unit, low=1.0, high=cell.block_size))
+            yield ContextCurve(rule, cell.block_size, cell.temperature, cell.rule, plan.temperatures, tuple(taus))
+
+
+def _ratio(sums: Array) -> Array:
+    return np.asarray(sums[..., 0] / sums[..., 1])
+
+
+def _ratio_difference(sums: Array) -> Array:
+    return _ratio(sums) - _ratio(sums[..., 2:])
+
+
+def _tau_of_places(sums: Array) -> Array:
+    """1 + Σᵢ Πⱼ≤ᵢ āⱼ from judged counts (…, γ) and sums of acceptance (…, γ); a place never judged counts as 0."""
+    judged, accepted = np.split(sums, 2, axis=-1)
+    return np.asarray(1 + np.cumprod(accepted / np.maximum(judged, 1), axis=-1).sum(-1))
