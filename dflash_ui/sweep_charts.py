@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
 
-from dflash_core.sweep.results import CellResult, Estimate, SweepResults
+from dflash_core.sweep.figures import CellResult, Estimate, SweepResults
 
 from .charts import _layout
 from .text import text
@@ -19,7 +20,7 @@ from .theme import neutrals, rule_looks
 
 DODGE = 0.011  # of the axis, between the points of two rules, so that their intervals do not cover each other
 MAX_KINDS = 12
-HEAT_HEIGHT, KIND_HEIGHT = 300, 250
+HEAT_HEIGHT, KIND_HEIGHT = 300, 280
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def kind_chart(results: SweepResults, about: Mapping[str, Any], kind: str, cut: 
     """τ over the temperature on the prompts of one kind; the axis is the same for all kinds."""
     figure = _tau_figure(results, cut, plain(kind, 40), lambda result: result.tau_by_kind.get(kind), dark)
     every = [tau for result in _line(results, cut) for tau in result.tau_by_kind.values()]
-    figure.update_layout(height=KIND_HEIGHT, showlegend=False, margin={"b": 44, "t": 42})
+    figure.update_layout(height=KIND_HEIGHT, margin={"b": 76, "t": 42})
     figure.update_yaxes(range=[1, 1.05 * max((_high(tau) for tau in every), default=2.0)], title=None)
     n = _ns(result.tau_by_kind.get(kind) for result in _line(results, cut))
     caption = text("sweep_charts", "kind_caption").format(n=n, block_size=cut.block_size, **_where(about))
@@ -135,7 +136,6 @@ def heat_chart(results: SweepResults, about: Mapping[str, Any], rule: str, cut: 
             y=[f"{t:g}" for t in temperatures],
             z=[[result.tau.value if result.tau else None for _, result in row] for row in rows],
             customdata=[[[i, told(result.tau)] for i, result in row] for row in rows],
-            texttemplate="%{z:.2f}",
             zmin=1,
             zmax=max(top, 1.01),
             colorscale="Cividis",
@@ -147,7 +147,16 @@ def heat_chart(results: SweepResults, about: Mapping[str, Any], rule: str, cut: 
         ),
         _layout(title, text("sweep_charts", "block_size"), text("sweep_charts", "temperature"), dark),
     )
-    figure.update_layout(height=HEAT_HEIGHT, margin={"b": 52, "r": 8})
+    figure.update_layout(
+        height=HEAT_HEIGHT,
+        margin={"b": 52, "r": 8},
+        annotations=[
+            _number(x, y, result.tau.value, (result.tau.value - 1) / max(top - 1, 0.01))
+            for y, row in enumerate(rows)
+            for x, (_, result) in enumerate(row)
+            if result.tau
+        ],
+    )
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category", showgrid=False, rangemode="normal")
     caption = text("sweep_charts", "heat_caption").format(n=_ns(result.tau for row in rows for _, result in row), **_where(about))
@@ -245,6 +254,15 @@ def _tau_figure(
     return figure
 
 
+def _number(x: int, y: int, value: float, shade: float) -> dict[str, Any]:
+    """A number in a cell (column, row) of a heat map, black or white, whichever stands out from the cell's shade (0 … 1)."""
+    (colour,) = sample_colorscale("Cividis", [min(max(shade, 0.0), 1.0)])
+    red, green, blue = (float(part) for part in colour.removeprefix("rgb(").rstrip(")").split(","))
+    bright = 0.299 * red + 0.587 * green + 0.114 * blue > 120
+    font = {"color": "#000000" if bright else "#FFFFFF", "size": 13}
+    return {"x": x, "y": y, "text": f"{value:.2f}", "showarrow": False, "font": font}
+
+
 def _points(rule: str, x: Sequence[float], estimates: Sequence[Estimate], data: list[Any], mode: str, dark: bool) -> go.Scatter:
     """One rule's estimates with their intervals; those without one get no bar."""
     highs, lows = ([e.value if bound is None else bound for e, bound in bounds] for bounds in (
@@ -298,10 +316,14 @@ def _speed_words(result: CellResult) -> str:
 
 
 def _ns(estimates: Iterable[Estimate | None]) -> str:
-    """The n of the estimates: one number, or from the least to the most."""
-    ns = sorted({estimate.n for estimate in estimates if estimate})
-    return "0" if not ns else f"{ns[0]:,}" if len(ns) == 1 else f"{ns[0]:,} – {ns[-1]:,}"
+    """The n of the estimates with its unit: one number, or from the least to the most."""
+    found = [estimate for estimate in estimates if estimate]
+    ns = sorted({estimate.n for estimate in found})
+    if not ns:
+        return text("sweep_charts", "none")
+    unit = found[0].unit
+    return f"{ns[0]:,} {unit[:-1] if ns == [1] else unit}" if len(ns) == 1 else f"{ns[0]:,} – {ns[-1]:,} {unit}"
 
 
 def _where(about: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(about[name]) for name in ("pair", "dtype", "device")}
+    return {name: str(about[name]) for name in ("pair", "dtype", "device")} | {"interval": text("sweep_charts", "interval")}

@@ -66,5 +66,6 @@ export async function start({ element, props, watch, server, boot, urls }) {
     if (props.value) store.accept(JSON.parse(props.value));
   };
   watch("value", update);
+  current.addEventListener("show", ({ detail }) => store.accept(detail));
   update();
 }
