@@ -21,7 +21,8 @@ def cluster_interval(
     """A figure of sums over clusters, and its 95 % interval over the population of clusters.
 
     sums: (n, m), a row for each cluster, such as tokens and blocks of each prompt.
-    figure: sums (…, m) over clusters → the figure (…), such as their ratio. Smooth; at least two clusters for an interval.
+    figure: sums (…, m) over clusters → the figure (…), such as their ratio; a smooth function.
+    Without an interval (None, None) for a single cluster, and for clusters that all agree: they do not say how far others may be.
 
     The studentised bootstrap over clusters (Efron and Tibshirani 1993, chapter 12.5), with the standard error of the jackknife
     that leaves one cluster out. Its quantiles are those of the bootstrap or of Student's t, whichever lie further out; below 6
@@ -31,10 +32,8 @@ def cluster_interval(
     n = len(sums)
     with np.errstate(divide="ignore", invalid="ignore"):
         (value,), (error,) = _jackknife(sums, figure, np.ones((1, n)))
-        if n < 2 or not np.isfinite(error):
+        if n < 2 or not np.isfinite(error) or error <= 1e-12 * abs(value):
             return float(value), None, None
-        if error == 0:
-            return float(value), float(value), float(value)
         quantile = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2))
         if n < FEW:
             return float(value), float(value - quantile * error), float(value + quantile * error)

@@ -53,7 +53,7 @@ def exact_tau(rule: str, temperature: float, block_size: int, starts: Sequence[i
     for anchor in range(target.vocab_size):
         logits = ToyDraft(target).propose(
             ToyDraft(target).new_cache(), torch.zeros(1, 1, 1), torch.tensor([[anchor]]), block_size, embed, head
-        )  # noqa: E501
+        )
         rows.append(probabilities(logits[0], temperature=temperature).double())
     q = torch.stack(rows)  # (anchor, γ, V)
     eye = torch.eye(target.vocab_size, dtype=torch.float64)
