@@ -59,8 +59,8 @@ def test_intervals_cover_the_known_tau_of_the_toy_pair(laws: dict[str, ToyLaw]) 
         found = {result.cell.rule: result.tau for result in results.cells} | {"difference": results.differences[0].tau}
         for name, estimate in found.items():
             assert estimate is not None and (estimate.n, estimate.unit) == (6, "prompts")
-            assert estimate.low is not None and estimate.high is not None
-            covered[name] += estimate.low <= truth[name] <= estimate.high
+            if estimate.low is not None and estimate.high is not None:  # else, rarely, all prompts agree
+                covered[name] += estimate.low <= truth[name] <= estimate.high
     for name, count in covered.items():
         assert 0.90 <= count / SWEEPS <= 0.99, f"{name}: {count} of {SWEEPS} intervals cover the truth"
 
