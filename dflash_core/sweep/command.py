@@ -76,6 +76,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--rows", type=int, default=1, help="runs decoded together as rows of a batch; only those decoded one by one are timed")
     add("--timed-prompts", type=int, default=2, help="with --rows: the first so many prompts are decoded one by one and timed")
     add("--no-contexts", action="store_true", help="leave the same-contexts curves out")
+    add("--no-report", action="store_true", help="leave report.html out")
     add("--device", default="auto", help="cpu, cuda, …; with several processes each takes its own GPU")
     add("--dtype", default="auto", help="float32, bfloat16, float16 or auto")
     return parser.parse_args(arguments)
@@ -126,7 +127,7 @@ def sweep(options: argparse.Namespace, plan: SweepPlan, command: str, rank: int,
         if size > 1:
             torch.distributed.barrier()
         if rank == 0:
-            finish(directory)
+            finish(directory, report=not options.no_report)
             if stopped:
                 raise SystemExit("sweep: stopped; the same command goes on from here")
     finally:
@@ -173,13 +174,13 @@ def decode(pair: Pair, directory: SweepDirectory, part: tuple[int, int]) -> bool
     return False
 
 
-def finish(directory: SweepDirectory) -> None:
+def finish(directory: SweepDirectory, *, report: bool) -> None:
     """Puts the runs in order, writes the figures, and has the report made."""
     directory.merge()
     results = write_results(directory)
     for recommendation in results.recommendations:
         print(recommendation.text)
-    if importlib.util.find_spec(REPORT.partition(".")[0]) and importlib.util.find_spec(REPORT):
+    if report and importlib.util.find_spec(REPORT.partition(".")[0]) and importlib.util.find_spec(REPORT):
         made = subprocess.run([sys.executable, "-m", REPORT, str(directory.path)], check=False)
         if made.returncode:
             print(

@@ -14,6 +14,8 @@ from ..sampling import GREEDY_BELOW
 MAX_CELLS = 10_000
 MAX_RUNS = 1_000_000
 MAX_BLOCK_SIZE = 256
+SEED_STRIDE = 1_000_003  # between the seeds of two prompts
+SEEDS = 2**31  # as many as the page takes
 
 
 class SweepError(ValueError):
@@ -74,6 +76,7 @@ class SweepPlan:
 
     temperatures: of target and draft. draft_temperatures: None follows the temperature.
     block_sizes: each 2 or more. Plain decoding is run beside them, for the speeds.
+    seeds: of the first prompt's runs; those of the others follow from them (`params`).
     max_new_tokens: cap on a run.
     rows: how many runs are decoded together as rows of one batch. Only runs decoded one by one are timed.
     timed_prompts: with rows above 1, the prompts at the head of the list that are decoded one by one all the same.
@@ -197,8 +200,14 @@ class SweepPlan:
         return cell == self.decoded_as(chosen)
 
     def params(self, key: RunKey) -> SamplingParams:
+        """How the run samples.
+
+        Randomness is keyed by seed and position, so prompts that shared a seed would share their luck, and no interval over
+        prompts would be right: each prompt has seeds of its own. Cells share them, which makes their differences sharper.
+        """
         cell = key.cell
-        return SamplingParams(cell.temperature, self.top_p, self.top_k, cell.draft_temperature, cell.rule, key.seed)
+        seed = (key.seed + key.prompt * SEED_STRIDE) % SEEDS
+        return SamplingParams(cell.temperature, self.top_p, self.top_k, cell.draft_temperature, cell.rule, seed)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; `from_dict` reads it back."""

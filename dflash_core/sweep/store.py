@@ -16,8 +16,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..blocks import Generation
 from ..trace import Trace
@@ -94,13 +95,14 @@ class SweepDirectory:
         path = self.path / (f"runs.{part[0] + 1}-of-{part[1]}.jsonl" if part[1] > 1 else "runs.jsonl")
         line = dump_run(run, self.plan).encode("utf-8")
         try:
-            with path.open("r+b" if path.exists() else "w+b") as file:
+            with path.open("r+b" if path.exists() else "w+b", buffering=0) as file:
                 end = _whole_lines(file)
                 try:
                     file.truncate(end)
                     file.seek(end)
-                    file.write(line)
-                    file.flush()
+                    rest = memoryview(line)
+                    while rest:  # a disk that fills up takes a part of it
+                        rest = rest[file.write(rest) :]
                 except OSError:
                     file.truncate(end)
                     raise
@@ -137,7 +139,7 @@ def write_file(path: Path, text: str) -> None:
         raise SweepError(_not_written(path, error)) from error
 
 
-def _whole_lines(file: BinaryIO) -> int:
+def _whole_lines(file: FileIO) -> int:
     """Where the last whole line ends: a kill may have left the start of another."""
     size = file.seek(0, os.SEEK_END)
     if size == 0:
