@@ -71,6 +71,8 @@ def decoding_part(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> d
     whole = json.loads(tokenizer.backend_tokenizer.to_str())
     wanted = sorted({*ids, *tokenizer("a", add_special_tokens=False).input_ids})
     vocabulary = {str(tokenizer.convert_ids_to_tokens(token)): token for token in wanted}
+    # An added token that the vocabulary does not have would be given another id.
+    vocabulary |= {token["content"]: token["id"] for token in whole["added_tokens"]}
     unknown = str(tokenizer.unk_token or next(iter(vocabulary)))
     return whole | {
         "normalizer": None,
