@@ -17,6 +17,7 @@ import json
 import logging
 import shutil
 import tempfile
+import threading
 import types
 import typing
 import weakref
@@ -51,13 +52,14 @@ class RecordedSweep(Sweep):
         directory = SweepDirectory.open(path)
         super().__init__(SweepRequest(str(directory.about["pair_key"]), directory.plan, None))
         self.id, self.directory, self._folder = "recorded", directory, folder
+        self._copying = threading.Lock()
         entries = json.loads((path / LINES).read_text(encoding="utf-8"))
         self.lines = [RunLine(RunKey(Cell(*cell), prompt, seed), *rest) for cell, prompt, seed, *rest in entries]
         self.n_runs = len(self.lines)
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         names = [field.name for field in dataclasses.fields(SweepResults)]
         self._results = self.n_runs, from_json(SweepResults, {name: summary[name] for name in names})
-        self.set("recorded", text("sweep", "recorded").format(date=directory.about["date"], pair=directory.about["pair"]))
+        self.set("recorded_sweep", text("sweep", "recorded").format(date=directory.about["date"], pair=directory.about["pair"]))
 
     @functools.cached_property
     def _kept(self) -> dict[RunKey, CellRun]:
@@ -94,7 +96,7 @@ class RecordedSweep(Sweep):
         return self._kept.get(self.lines[number].key)
 
     def file(self, name: str) -> Path:
-        with self._lock:
+        with self._copying:
             return self._copies / name
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FLUSH_SECONDS = 1 / 3
-KEPT_SWEEPS = 6
+KEPT_SWEEPS = 4
 
 PromptIds = Sequence[Sequence[int]]
 RunSweep = Callable[[SweepPlan, PromptIds, Collection[RunKey]], Iterator[Step]]
@@ -201,7 +201,8 @@ class Sweeps:
             self._sweeps[sweep.id] = sweep
             if session:
                 self._of_session[session] = sweep
-            ended = [old for old in self._sweeps.values() if old.status not in ACTIVE]
+            # Those that were only estimated go first.
+            ended = sorted((old for old in self._sweeps.values() if old.status not in ACTIVE), key=lambda old: bool(old.lines))
             for dropped in ended[: max(0, len(self._sweeps) - KEPT_SWEEPS)]:
                 del self._sweeps[dropped.id]
                 self._of_session = {key: kept for key, kept in self._of_session.items() if kept is not dropped}

@@ -331,7 +331,7 @@ def test_a_recorded_sweep_is_alive_without_a_model(
         directory.append(run)
     record(directory, tmp_path / "asset", pair.tokenizer, most_bytes=1)  # room for the first prompt alone
     shown = recorded_sweep(tmp_path / "asset", tmp_path / "served")
-    assert isinstance(shown, RecordedSweep) and shown.status == "recorded" and shown.is_complete
+    assert isinstance(shown, RecordedSweep) and shown.status == "recorded_sweep" and shown.is_complete
     assert shown.results() == (len(finished), sweep_results(plan, directory.runs()))
     assert encode(board(shown, {})) and shown.tokenizer is None  # the page opens without one
     cell = plan.cells.index(Cell(0.8, 5, "match"))
@@ -436,8 +436,7 @@ def test_a_small_sweep_from_start_to_exported_report(visit: Callable[..., Visito
     visitor.wait("() => document.querySelector('.sweep-tau .gtitle').textContent.includes('B = 16')")
 
     # A cell of a heat map → its runs → the Block tab.
-    box = page.locator(".sweep-heat .plot .xy").first.bounding_box() or page.locator(".sweep-heat .plot").first.bounding_box()
-    page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    page.locator(".sweep-heat .nsewdrag").first.click()  # in its middle: the second of three temperatures and block sizes
     page.wait_for_selector(".sweep-runs tbody button")
     assert "match, T = 0.5, B = 8: 2 runs" in visitor.text(".sweep-runs h3")
     page.click(".sweep-runs tbody button:has-text('the old dog')")

@@ -5,6 +5,7 @@ const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 export const words = {
   status: {
     recorded: "Recorded run",
+    recorded_sweep: "Recorded sweep",
     waiting: "Waiting",
     loading: "Loading",
     running: "Running",
