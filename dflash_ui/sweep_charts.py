@@ -209,6 +209,10 @@ def speed_chart(results: SweepResults, about: Mapping[str, Any], cut: Slice, *, 
                 dark,
             )
         )
+    drawn = [y for trace in figure.data for y in trace.y]
+    highs = [_high(r.speed.speedup) for r in results.cells if r.speed and (r.cell.temperature, r.cell.draft_temperature) == here]
+    # An interval of few prompts can be of any length: it may leave the figure, the points may not.
+    figure.update_yaxes(range=[0, 1.05 * min(max([1.5, *highs]), max([1.5, *(1.8 * y for y in drawn)]))])
     figure.add_hline(y=1, line={"color": look.soft, "width": 1.5, "dash": "dot"})
     figure.add_annotation(
         x=1, xref="paper", xanchor="right", y=1, yanchor="bottom", showarrow=False,

@@ -40,7 +40,7 @@ class SweepView {
     this.body = el(
       "div",
       { class: "sweep-body" },
-      this.advice, this.choices, this.charts, this.runs.node, this.kindsTitle, this.kinds, this.cells, this.outputs,
+      this.advice, this.choices, el("p", { class: "sweep-caption" }, t.hint), this.charts, this.runs.node, this.kindsTitle, this.kinds, this.cells, this.outputs,
     );
     this.body.hidden = true;
     this.root = el("div", { class: "stage sweep" }, this.status.node, this.empty, this.body);

@@ -159,6 +159,7 @@ export const words = {
     waiting: "The first finished run draws the figures.",
     empty: "Choose a grid, let the page estimate what it takes, and start it.",
     choose: "What the figures show",
+    hint: "Click a point, a cell of a heat map, or a rule in the table to see its runs; each opens in the Block tab.",
     recommendation: "Recommendation",
     others: "At the other temperatures",
     figures: "Figures of the sweep",
