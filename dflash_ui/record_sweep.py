@@ -1,7 +1,7 @@
-"""Makes the sweep that ships with the page from a sweep's directory:
+"""Makes the sweep that ships with the page from a sweep's directory. It was measured, and is measured again, by
 
-    python -m dflash_core.sweep --out sweep --temperatures 0 0.3 0.6 0.9 1.2 1.5 --block-sizes 2 4 8 16 \
-        --rules match greedy-match speculative coupled --prompts prompts.jsonl
+    python -m dflash_core.sweep --out sweep --prompts assets/sweep_prompts.jsonl --temperatures 0 0.3 0.6 0.9 1.2 1.5 \\
+        --block-sizes 2 4 8 16 --rules match greedy-match speculative coupled --tokens 96
     python -m dflash_ui.record_sweep sweep
 """
 

@@ -57,8 +57,8 @@ class SweepRequest:
     ) -> SweepRequest:
         """Values as they arrive from the controls; `pairs` are those on offer.
 
-        file: path of an uploaded file, whose prompts stand in place of the presets. seeds: how many. chat: of the file's
-        prompts. draft_temperatures: none where the draft follows the temperature.
+        file: path of an uploaded file, whose prompts stand in place of the presets. seeds: how many. chat: False
+        continues all prompts as raw text. draft_temperatures: none where the draft follows the temperature.
         """
         require(isinstance(pair, str) and pair in pairs, f"the model pair must be one of {', '.join(pairs)}")
         require(isinstance(chat, bool), f"chat must be true or false, not {shortened(chat)}")
@@ -101,7 +101,8 @@ class SweepRequest:
         if self.file is None:
             words += ["--presets", *(prompt.name for prompt in plan.prompts)]
         else:
-            words += ["--prompts", self.file] + ([] if plan.prompts[0].chat else ["--raw"])
+            words += ["--prompts", self.file]
+        words += [] if any(prompt.chat for prompt in plan.prompts) else ["--raw"]
         words += ["--temperatures", *(f"{t:g}" for t in plan.temperatures)]
         if plan.draft_temperatures != (None,):
             words += ["--draft-temperatures", *(f"{d:g}" for d in plan.draft_temperatures)]
@@ -118,7 +119,7 @@ def _prompts(presets: object, file: object, chat: bool) -> tuple[Prompt, ...]:
     else:
         names = [str(name) for name in presets] if isinstance(presets, list) else []
         require(bool(names), text("sweep", "no_prompts"))
-        prompts = preset_prompts(names)
+        prompts = preset_prompts(names, chat=None if chat else False)
     require(len(prompts) <= MAX_PROMPTS, text("sweep", "too_many_prompts").format(n=len(prompts), most=MAX_PROMPTS))
     for prompt in prompts:
         length = len(prompt.text) + sum(len(said) for _, said in prompt.messages)

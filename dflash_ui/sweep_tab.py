@@ -24,7 +24,7 @@ from .text import text
 
 TEMPERATURES = [f"{t:g}" for t in (0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.2, 1.5, 2.0)]
 BLOCK_SIZES = [f"{size}" for size in (2, 3, 4, 6, 8, 12, 16, 24, 32)]
-FILES = {"cells.csv": "text/csv", "positions.csv": "text/csv", "runs.jsonl": "", "summary.json": "", "report.html": ""}
+FILES = ("cells.csv", "positions.csv", "runs.jsonl", "summary.json", "report.html")
 
 
 class SweepTab:

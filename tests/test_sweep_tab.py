@@ -14,6 +14,7 @@ import pytest
 from dflash_core.pairs import Pair, load_pair
 from dflash_core.sweep.command import chosen_prompts, make_plan, parse_arguments
 from dflash_core.sweep.plan import Cell, Prompt, SweepPlan
+from dflash_core.sweep.prompts import read_prompts
 from dflash_core.sweep.results import sweep_results
 from dflash_core.sweep.runs import CellRun, encode_prompts, estimate_time, sweep_runs
 from dflash_core.sweep.store import SweepDirectory
@@ -166,6 +167,21 @@ def test_the_report_needs_nothing_else_and_runs_nothing(
         make_report()
 
 
+def test_grids_of_one_point_and_sweeps_of_no_run_are_drawn_too(pair: Pair) -> None:
+    prompts = (Prompt("one", "the cat", "one", chat=False),)
+    plan = SweepPlan(prompts, (0.8,), (3,), ("match",), (0.3, 1.0), (0, 1), max_new_tokens=20)
+    runs = [step.run for step in sweep_runs(pair, plan, encode_prompts(pair, plan)) if step.run]
+    charts = sweep_charts(sweep_results(plan, runs), ABOUT, Slice(0.8, 3, 1.0))
+    assert [chart.key for chart in charts] == ["tau", "heat", "speed"] and "n = 2 seeds" in charts[0].caption
+    (points,) = (trace for trace in charts[0].figure.data if trace.name == "match")
+    assert "draft" not in charts[0].title and list(points.x) == [0.8]
+    (heat,) = charts[1].figure.data
+    assert heat.customdata[0][0][0] == 1  # the second cell: the draft at 1.0
+    nothing = sweep_results(plan, [])
+    assert "n = nothing yet" in sweep_charts(nothing, ABOUT, Slice(0.8, 3, 0.3))[0].caption
+    assert "Nothing measured yet" in report_html(nothing, plan, ABOUT)
+
+
 BAD = {
     "no prompts": ({"file": None}, "no prompts: choose presets, or upload a file"),
     "no temperature": ({"temperatures": []}, "temperatures: choose at least one"),
@@ -213,7 +229,7 @@ def test_the_command_repeats_the_sweep(pair: Pair, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     file = prompts_file(tmp_path, "the cat's hat\na dog\n", "my prompts.txt")
     presets = {"file": None, "presets": ["Open story", "Explain like I'm ten"]}
-    for changes in ({"rows": 4, "seeds": 2, "draft_temperatures": ["0.3", "1"]}, presets):
+    for changes in ({"rows": 4, "seeds": 2, "draft_temperatures": ["0.3", "1"]}, presets, presets | {"chat": True}):
         request = asked(**({"file": file} | changes))
         program, *arguments = shlex.split(request.command(pair).removeprefix("python -m "))
         options = parse_arguments(arguments)
@@ -358,9 +374,12 @@ def test_a_recorded_sweep_is_alive_without_a_model(
         record(SweepDirectory.create(tmp_path / "new", plan, encode_prompts(pair, plan), about), tmp_path / "x", pair.tokenizer)
 
 
-def test_the_recorded_sweep_that_ships_is_usable() -> None:
+def test_what_ships_of_the_recorded_sweep_is_usable() -> None:
     from dflash_ui.theme import ASSETS
 
+    held_out = json.loads((ASSETS / "evaluation_prompts.json").read_text(encoding="utf-8"))
+    prompts = read_prompts(ASSETS / "sweep_prompts.jsonl")
+    assert len(prompts) == 16 and all(prompt.text in held_out[prompt.kind] for prompt in prompts)
     path = ASSETS / "sweep"
     if not path.exists():
         return
@@ -399,14 +418,14 @@ def test_a_small_sweep_from_start_to_exported_report(visit: Callable[..., Visito
     page.click("[data-testid=toast-close]")
     page.wait_for_selector("#sweep-estimate:enabled")
     page.click("#sweep-file button[aria-label='Remove this file'], #sweep-file button[aria-label=Clear]")
-    visitor.wait("() => document.querySelector('#sweep-count').innerText.includes('× 4 prompts')")
+    visitor.wait("() => document.querySelector('#sweep-count').innerText.includes('prompts: 4')")
 
     page.set_input_files("#sweep-file input[type=file]", prompts_file(tmp_path, "the cat\nthe old dog\n", "good.txt"))
     page.click("#sweep-advanced button")
     page.uncheck("#sweep-chat input")
     page.fill("#sweep-tokens input[type=number]", "16")
     page.press("#sweep-tokens input[type=number]", "Tab")
-    for part in ("36 runs", " 576 tokens"):
+    for part in ("36 runs", "at most 576 tokens"):
         visitor.wait("(part) => document.querySelector('#sweep-count').innerText.includes(part)", part)
     page.click("#sweep-estimate")
     page.wait_for_selector("#sweep-start:enabled")
