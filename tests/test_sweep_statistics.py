@@ -130,6 +130,9 @@ def test_batched_runs_are_not_timed() -> None:
     ]
     result = cell_result(small, small.cells[0], runs)
     assert result.speed is None and result.tau is not None
+    assert result.batched_tokens_per_second is not None and result.batched_tokens_per_second.value == pytest.approx(1 / 3)
+    timed = cell_result(small, small.cells[0], [dataclasses.replace(run, rows=1) for run in runs])
+    assert timed.speed is not None and timed.batched_tokens_per_second is None
 
 
 def test_with_one_prompt_its_seeds_are_the_units() -> None:

@@ -69,6 +69,8 @@ class CellResult:
     tau_independent: what constant independent acceptance alpha would give, (1 − α^B) / (1 − α): theory beside measurement.
     repeated_share: mean over the runs of the share of text that repeats itself.
     speed: None where no timed run and plain run of one prompt are finished.
+    batched_tokens_per_second: of the runs decoded together with others, tokens over their shares of the passes' time: the
+    throughput of `rows` generations at once, not the speed of one.
     """
 
     cell: Cell
@@ -86,6 +88,7 @@ class CellResult:
     positions: tuple[PositionResult, ...]
     repeated_share: float | None
     speed: CellSpeed | None
+    batched_tokens_per_second: Estimate | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def cells_csv(cells: Iterable[CellResult]) -> str:
     """A row for each cell. Columns `_low` and `_high` are the 95 % interval of the figure before them, `_n` its units.
 
     shared: at temperature 0 all rules share one set of runs. draft_temperature: empty where it follows the temperature.
-    Speeds are of runs decoded one by one, beside plain decoding of the same prompts.
+    Speeds are of runs decoded one by one, beside plain decoding of the same prompts; batched_tokens_per_second is of the others.
     """
     rows = []
     for cell in cells:
@@ -53,6 +53,7 @@ def cells_csv(cells: Iterable[CellResult]) -> str:
             | _columns("plain_tokens_per_second", speed.plain_tokens_per_second if speed else None)
             | _columns("draft_cost", speed.draft_cost if speed else None)
             | _columns("verify_cost", speed.verify_cost if speed else None)
+            | _columns("batched_tokens_per_second", cell.batched_tokens_per_second)
         )
     return _csv(rows)
 

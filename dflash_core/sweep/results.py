@@ -14,7 +14,7 @@ from ..theory import expected_acceptance_length
 from .figures import CellResult, ContextCurve, Estimate, PositionResult, RuleDifference, SweepResults
 from .plan import Cell, SweepPlan
 from .runs import CellRun
-from .speed import cell_speed, recommend, speed_model
+from .speed import batched_throughput, cell_speed, recommend, speed_model
 
 RunsOf = Mapping[Cell, Sequence[CellRun]]
 
@@ -108,6 +108,7 @@ def _cell_result(plan: SweepPlan, cell: Cell, runs_of: RunsOf) -> CellResult:
         ),
         repeated_share=sum(repeated) / len(repeated) if repeated else None,
         speed=cell_speed(runs, plain),
+        batched_tokens_per_second=batched_throughput(runs),
     )
 
 

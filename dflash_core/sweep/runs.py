@@ -148,12 +148,14 @@ def _decode(
     """The blocks of all runs, with the number of rows they were decoded in and their run."""
     todo = list(todo)
     batches = [(1, [key]) for key in todo if plan.is_timed(key.prompt)]
-    # As many prompts together as there are rows, so that every cell soon has some; rows of one batch share a block size.
+    # As many prompts together as there are rows, so that every cell soon has some. Rows of a pass must share a block size, and
+    # those of one temperature and rule are drawn together: such runs stand side by side.
+    order = {plan.decoded_as(cell): i for i, cell in enumerate(plan.cells)}
     chunks: defaultdict[tuple[int, int], list[RunKey]] = defaultdict(list)
     for key in todo:
         if not plan.is_timed(key.prompt):
             chunks[(key.prompt - plan.timed_prompts) // plan.rows, key.cell.block_size].append(key)
-    batches += [(plan.rows, chunks[name]) for name in sorted(chunks)]
+    batches += [(plan.rows, sorted(chunks[name], key=lambda key: order[key.cell])) for name in sorted(chunks)]
     for rows, keys in batches:
         requests = [_request(pair, plan, key, prompt_ids) for key in keys]
         for index, block in iter_rows(pair.draft, pair.target, requests, rows=rows):

@@ -34,6 +34,12 @@ def cell_speed(runs: Sequence[CellRun], plain: Sequence[CellRun]) -> CellSpeed |
     )
 
 
+def batched_throughput(runs: Sequence[CellRun]) -> Estimate | None:
+    """Tokens a second of the runs that were decoded as rows of a batch; None without such."""
+    sums = _sums(runs, batched=True)
+    return _positive(np.array(list(sums.values())), _speed) if sums else None
+
+
 def speed_model(line: Sequence[CellResult]) -> SpeedModel:
     """The cost model along the block sizes of one temperature and rule; each result has a speed."""
     line = sorted(line, key=lambda result: result.cell.block_size)
@@ -126,11 +132,11 @@ def _compared(runs: Sequence[CellRun], others: Sequence[CellRun]) -> Estimate | 
     return _positive(np.array(rows), lambda s: _speed(s) / _speed(s[..., 4:])) if rows else None
 
 
-def _sums(runs: Sequence[CellRun]) -> dict[int, Array]:
-    """By prompt: tokens, cycles and seconds of the runs that were decoded one by one, their prefills left out."""
+def _sums(runs: Sequence[CellRun], *, batched: bool = False) -> dict[int, Array]:
+    """By prompt: tokens, cycles and seconds of the runs decoded one by one, or of the batched ones; prefills are left out."""
     sums: dict[int, Array] = {}
     for run in runs:
-        if run.rows > 1 or len(run.blocks) < 2:
+        if (run.rows > 1) != batched or len(run.blocks) < 2:
             continue
         row = np.zeros(4)
         for block in run.blocks[1:]:
