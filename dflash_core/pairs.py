@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,7 +89,7 @@ class PairError(ValueError):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pair:
-    """A loaded pair. It holds no state of any run."""
+    """A loaded pair. It holds no state of any run. sources: paths or hub ids that target and draft were loaded from."""
 
     key: str
     label: str
@@ -100,9 +100,12 @@ class Pair:
     device: str
     dtype: str
     chat_options: dict[str, Any]
+    sources: tuple[str, ...] = ()
 
-    def encode(self, prompt: str, *, chat: bool = True) -> Tensor:
+    def encode(self, prompt: str | Sequence[tuple[str, str]], *, chat: bool = True) -> Tensor:
         """Token ids (1, L) of the prompt: as one user turn of the chat template, or as raw text to be continued.
+
+        prompt: the text, or for a chat also its messages as (role, content).
 
         Raises ValueError if that leaves no token, or if a chat is asked of a model without a chat template.
         """
@@ -111,8 +114,12 @@ class Pair:
                 bool(self.tokenizer.chat_template),
                 f"{self.label} has no chat template: switch to the raw prompt",
             )
+            messages = [("user", prompt)] if isinstance(prompt, str) else prompt
             text = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True, **self.chat_options
+                [{"role": role, "content": content} for role, content in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+                **self.chat_options,
             )
             ids = self.tokenizer(text, add_special_tokens=False).input_ids
         else:
@@ -199,6 +206,7 @@ def load_pair(
     return Pair(
         CUSTOM if custom else name, label, wrapped, draft_model, tokenizer, stops,
         str(wrapped.device), dtype, {"enable_thinking": False} if target else spec.chat_options,
+        (target_source, str(draft or spec.draft)),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from dflash_core.blocks import Block, SamplingParams
 from dflash_core.generate import iter_blocks
 from dflash_core.pairs import Pair
 from dflash_core.race import REPEATS, Lap, Round, iter_race
+from dflash_core.sweep.plan import RunKey, SweepPlan
+from dflash_core.sweep.runs import Step, TimeEstimate, estimate_time, sweep_runs
 from dflash_core.weights import Progress
 
 from .runs import TABLE_SIZE
@@ -160,3 +162,28 @@ def make_race(shelf: Shelf) -> Callable[[list[int], SamplingParams, int, int], I
 def _race_seconds(prompt_ids: list[int], params: SamplingParams, block_size: int, max_new_tokens: int) -> int:
     """As `_gpu_seconds`, of a whole race."""
     return min(120, 15 + 2 * REPEATS * max_new_tokens // 20)
+
+
+SWEEP_SECONDS = 120  # the most that a shared GPU lends at once; what is missing then is measured by "Go on"
+
+
+def make_sweep(shelf: Shelf) -> Callable[[SweepPlan, Sequence[Sequence[int]], Collection[RunKey]], Iterator[Step]]:
+    """A sweep of the shelf's pair, as the device runs it: see `make_decode`."""
+
+    def sweep(plan: SweepPlan, prompt_ids: Sequence[Sequence[int]], done: Collection[RunKey]) -> Generator[Step, None, None]:
+        pair = shelf.pair
+        assert pair is not None
+        yield from sweep_runs(pair, plan, prompt_ids, done=done)
+
+    return GPU(duration=SWEEP_SECONDS)(sweep)
+
+
+def make_estimate(shelf: Shelf) -> Callable[[SweepPlan, Sequence[Sequence[int]], Collection[RunKey]], TimeEstimate]:
+    """The calibration of a sweep, as the device runs it."""
+
+    def estimate(plan: SweepPlan, prompt_ids: Sequence[Sequence[int]], done: Collection[RunKey]) -> TimeEstimate:
+        pair = shelf.pair
+        assert pair is not None
+        return estimate_time(pair, plan, prompt_ids, done=done)
+
+    return GPU(duration=30)(estimate)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.utils import get_upload_folder
 
 from dflash_core.trace import TraceError
 
@@ -13,12 +15,15 @@ from . import theme
 from .block_tab import block_tab
 from .compare_tab import compare_tab
 from .lossless_tab import LosslessTab
-from .models import LoadPair, Shelf, make_decode, make_race
+from .models import LoadPair, Shelf, make_decode, make_estimate, make_race, make_sweep
 from .opened import OpenedRuns, read_run
 from .race import Races
 from .race_tab import RaceTab
+from .recorded_sweep import recorded_sweep
 from .run_tab import RunTab, offered_pairs
 from .runs import Run, Runs
+from .sweep_tab import SweepTab
+from .sweeps import Sweeps
 from .text import text
 
 logger = logging.getLogger(__name__)
@@ -37,6 +42,10 @@ def build_page(load: LoadPair, *, pair: str, label: str | None = None, only: boo
     recorded = recorded_runs()
     opened = OpenedRuns()
     runs = Runs(shelf.steps, make_decode(shelf), recorded, opened.get)
+    # What lies in Gradio's own folder it serves, to whoever knows the name.
+    folder = Path(get_upload_folder()) / "sweeps"
+    sweep = recorded_sweep(theme.ASSETS / "sweep", folder)
+    sweeps = Sweeps(runs, make_sweep(shelf), make_estimate(shelf), folder, sweep)
     with gr.Blocks(title=text("page", "title"), analytics_enabled=False, fill_width=True) as page:
         gr.Markdown(f"# {text('page', 'title')}\n{text('page', 'lead')}", elem_id="page-head")
         with gr.Tabs(elem_id="tabs"):
@@ -49,6 +58,8 @@ def build_page(load: LoadPair, *, pair: str, label: str | None = None, only: boo
                 RaceTab(race, runs, Races(runs, make_race(shelf)), tab)
             with gr.Tab(text("tabs", "compare"), id="compare"):
                 compare_tab(runs)
+            with gr.Tab(text("tabs", "sweep"), id="sweep"):
+                SweepTab(sweeps, runs, tab, offered_pairs(pair, label, only=only), pair, sweep)
             with gr.Tab(text("tabs", "lossless"), id="lossless") as lossless:
                 LosslessTab(lossless, runs, recorded)
         gr.api(tab.generate, api_name="generate", concurrency_limit=SCRIPTS_AT_ONCE)  # type: ignore[attr-defined]

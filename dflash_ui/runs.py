@@ -45,10 +45,17 @@ WAIT_SECONDS = 0.5  # between looks at whether a waiting visitor has left
 Decode = Callable[[list[int], SamplingParams, int, int], Iterator[Block]]
 
 
+class Asked(Protocol):
+    @property
+    def pair(self) -> str: ...
+
+
 class Job(Protocol):
     """Work that a visitor asked for and that waits for the device. `stop` is set to end it."""
 
-    request: RunRequest
+    @property
+    def request(self) -> Asked: ...
+
     stop: threading.Event
 
     def set(self, status: str, message: str = "") -> None: ...
@@ -237,6 +244,14 @@ class Runs:
                 del self._runs[dropped.id]
                 self._of_session = {key: kept for key, kept in self._of_session.items() if kept is not dropped}
         return run
+
+    def keep(self, run: Run) -> None:
+        """Takes in a run that was made elsewhere, so that the page can ask for it."""
+        with self._lock:
+            self._runs[run.id] = run
+            ended = [old for old in self._runs.values() if old.status not in ACTIVE]
+            for dropped in ended[: max(0, len(self._runs) - KEPT_RUNS)]:
+                del self._runs[dropped.id]
 
     def get(self, run_id: object) -> Run | None:
         if not isinstance(run_id, str):

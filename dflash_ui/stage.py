@@ -30,7 +30,7 @@ import(url(files.script))
   .then(({ start }) => start({
     element, props, watch, server,
     boot: __BOOT__,
-    urls: { css: url(files.css), plotly: url(files.plotly) },
+    urls: { base, css: url(files.css), plotly: url(files.plotly) },
   }))
   .catch((error) => console.error("The page could not start", files.script, error));
 """
@@ -78,7 +78,7 @@ def scripted(script: str, boot: Mapping[str, Any], initial_value: str, **options
     """A gr.HTML whose content is drawn by `start` of a module in assets/js.
 
     Args:
-        script: the module's file name. Its `start` is handed element, props, watch, server, boot, and urls of css and plotly.
+        script: the module's file name. Its `start` gets element, props, watch, server, boot, and urls of base, css and plotly.
         boot: JSON values that the module needs once.
         initial_value: its value, always a string made by `encode`, or "".
         options: passed on to gr.HTML.

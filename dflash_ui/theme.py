@@ -133,6 +133,27 @@ def states() -> dict[str, TokenState]:
     return {key: TokenState(key=key, look=_LOOKS[key], **entry) for key, entry in words.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class RuleLook:
+    """Colours of a rule's lines on either theme, after Okabe-Ito, and its marker: never told apart by colour alone."""
+
+    light: str
+    dark: str
+    symbol: str
+
+
+def rule_looks() -> dict[str, RuleLook]:
+    """How each verification rule is drawn where rules are compared."""
+    return {
+        "match": RuleLook("#0072B2", "#56B4E9", "circle"),
+        "greedy-match": RuleLook("#B88600", "#E69F00", "square"),
+        "speculative": RuleLook("#00815E", "#5CCBA5", "diamond"),
+        "coupled": RuleLook("#B5568C", "#E09CC4", "triangle-up"),
+        "block": RuleLook("#C24E00", "#F08A4B", "cross"),
+        "naive": RuleLook("#626D79", "#B4BFCB", "x"),
+    }
+
+
 def css_properties() -> str:
     """The colours as CSS custom properties, light on :root and dark under Gradio's `.dark`.
 

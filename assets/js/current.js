@@ -69,3 +69,8 @@ class Current extends EventTarget {
 }
 
 export const current = new Current();
+
+/** Put another run on the stage: a payload with its head, as the server sends it. */
+export function putOnStage(payload) {
+  current.dispatchEvent(new CustomEvent("show", { detail: payload }));
+}

@@ -109,6 +109,7 @@ export async function start({ element, props, watch, server, boot, urls }) {
     if (props.value) store.accept(JSON.parse(props.value));
   };
   watch("value", update);
+  current.addEventListener("show", ({ detail }) => store.accept(detail));
   update();
   new Place(async (run) => {
     const answer = await server.get_run({ run, start: 0 }).catch(() => null);

@@ -1,0 +1,5 @@
+"""`python -m dflash_core.sweep`."""
+
+from .command import main
+
+main()
