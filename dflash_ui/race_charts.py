@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from dflash_core.metrics import RunStats
 from dflash_core.race import RaceStats
 
-from .charts import _layout
+from .charts import layout
 from .text import text
 from .theme import neutrals
 
@@ -55,7 +55,7 @@ def cost_figure(stats: RaceStats, *, dark: bool = False) -> go.Figure:
             )
             for i, part in enumerate(PARTS)
         ],
-        _layout(text("race", "chart"), "ms", "", dark),
+        layout(text("race", "chart"), "ms", "", dark),
     )
     totals = [1000 * sum(seconds) for _, seconds in bars]
     figure.update_layout(

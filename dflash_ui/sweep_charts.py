@@ -14,7 +14,7 @@ from plotly.colors import sample_colorscale
 
 from dflash_core.sweep.figures import CellResult, Estimate, SweepResults
 
-from .charts import _layout
+from .charts import layout
 from .text import text
 from .theme import neutrals, rule_looks
 
@@ -145,7 +145,7 @@ def heat_chart(results: SweepResults, about: Mapping[str, Any], rule: str, cut: 
             colorbar={"title": {"text": "τ"}, "thickness": 12, "outlinewidth": 0, "tickfont": {"color": neutrals(dark).soft}},
             hovertemplate="T = %{y}, B = %{x}: τ %{customdata[1]}<extra></extra>",
         ),
-        _layout(title, text("sweep_charts", "block_size"), text("sweep_charts", "temperature"), dark),
+        layout(title, text("sweep_charts", "block_size"), text("sweep_charts", "temperature"), dark),
     )
     figure.update_layout(
         height=HEAT_HEIGHT,
@@ -167,8 +167,7 @@ def speed_chart(results: SweepResults, about: Mapping[str, Any], cut: Slice, *, 
     """Measured speed-up over the block size, with the cost model and its optimum; 1 is plain decoding."""
     look, rules = neutrals(dark), axis(results, "rule")
     title = text("sweep_charts", "speed").format(temperature=f"{cut.temperature:g}")
-    layout = _layout(title, text("sweep_charts", "block_size"), text("sweep_charts", "speedup"), dark)
-    figure = go.Figure(layout=layout)
+    figure = go.Figure(layout=layout(title, text("sweep_charts", "block_size"), text("sweep_charts", "speedup"), dark))
     sizes = axis(results, "block_size")
     here = (cut.temperature, cut.draft_temperature)
     for rule in rules:
@@ -242,7 +241,7 @@ def _tau_figure(
     results: SweepResults, cut: Slice, title: str, tau: Callable[[CellResult], Estimate | None], dark: bool
 ) -> go.Figure:
     rules, temperatures = axis(results, "rule"), sorted(axis(results, "temperature"))
-    figure = go.Figure(layout=_layout(title, text("sweep_charts", "temperature"), text("sweep_charts", "tau_axis"), dark))
+    figure = go.Figure(layout=layout(title, text("sweep_charts", "temperature"), text("sweep_charts", "tau_axis"), dark))
     for rule in rules:
         found = []
         for i, result in enumerate(results.cells):

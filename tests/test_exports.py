@@ -129,6 +129,7 @@ def test_what_is_asked_for_is_checked() -> None:
     get_export = next(f for f in trace_functions(runs, OpenedRuns()) if f.__name__ == "get_export")
     for kind in EXPORTS:
         assert get_export({"run": "kept", "kind": kind})
+    asked: object
     for asked in (
         None,
         [],

@@ -182,7 +182,7 @@ def test_grids_of_one_point_and_sweeps_of_no_run_are_drawn_too(pair: Pair) -> No
     assert "Nothing measured yet" in report_html(nothing, plan, ABOUT)
 
 
-BAD = {
+BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no prompts": ({"file": None}, "no prompts: choose presets, or upload a file"),
     "no temperature": ({"temperatures": []}, "temperatures: choose at least one"),
     "typed": ({"temperatures": ["0,5", "hot"]}, "a temperature must be a number from 0 to 2, not 'hot'"),
@@ -258,7 +258,7 @@ def test_stopped_between_blocks_and_gone_on_with_it_is_the_same_sweep(
     # Closing the page in the middle frees the device, and keeps what is there.
     again = sweeps.of(request, "me")
     assert again is sweep
-    steps = sweeps.payloads(again)
+    steps: Any = sweeps.payloads(again)
     while next(steps)["version"] < 9:
         pass
     steps.close()
