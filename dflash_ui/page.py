@@ -86,5 +86,5 @@ def launch_options() -> dict[str, Any]:
         "run_history": False,
         "ssr_mode": False,
         "footer_links": ["api"],
-        "max_file_size": "5mb",
+        "max_file_size": "5mb",  # of uploads, which this page has none of: traces come as text, see opened.py
     }

@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from dflash_core import RULES
 from dflash_core.generate import accept_uniforms
 from dflash_ui import exports, offline_page
 from dflash_ui.comparison import MAX_COMPARED, compare, survival_figure, tokens_of
-from dflash_ui.opened import read_run
+from dflash_ui.opened import OpenedRuns, read_run
 from dflash_ui.page import recorded_runs
 from dflash_ui.run_tab import stage_functions
 from dflash_ui.runs import Run, Runs
@@ -124,12 +125,10 @@ def test_a_long_run_gives_a_page_of_moderate_size() -> None:
 
 def test_what_is_asked_for_is_checked() -> None:
     runs = Runs(lambda _: iter(()), lambda *_: iter(()), [read_run(run_of().trace(), "", "kept")])
-    from dflash_ui.opened import OpenedRuns
-
     get_export = next(f for f in trace_functions(runs, OpenedRuns()) if f.__name__ == "get_export")
     for kind in EXPORTS:
         assert get_export({"run": "kept", "kind": kind})
-    asked: object
+    asked: Any
     for asked in (
         None,
         [],

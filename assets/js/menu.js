@@ -49,10 +49,14 @@ export class Menu {
     shelf.remove([id]);
   }
 
-  /** Opens the files one after the other and shows the last good one; of the others it says what is wrong. */
-  async open(files) {
-    if (this.busy || !files.length) return;
-    this.busy = this.button.disabled = true;
+  /** Opens the files, after those that are being opened. */
+  open(files) {
+    this.opening = (this.opening ?? Promise.resolve()).then(() => this.openAll(files));
+  }
+
+  /** One after the other; shows the last good one, and says of the others what is wrong. */
+  async openAll(files) {
+    this.button.disabled = true;
     setText(this.button, t.opening);
     const said = [];
     let last = null;
@@ -68,7 +72,7 @@ export class Menu {
       if (closed.length) said.push(t.closed(closed.join(", "), this.known.max_files));
       shelf.remove(answer.dropped);
     }
-    this.busy = this.button.disabled = false;
+    this.button.disabled = false;
     setText(this.button, t.open);
     if (last) await this.choose(last);
     this.say(said);
