@@ -1,4 +1,4 @@
-"""What one more block costs the page in a short and in a long text: `python benchmarks/page_cost.py`.
+"""When the page first paints, and what one more block costs it in a short and in a long text: `python benchmarks/page_cost.py`.
 
 Runs the toy pair at B = 8 in a headless Chromium ($CHROMIUM, or one on the PATH) and reads the browser's own clocks:
 main-thread time of scripts, style and layout, charts included; and the bytes that arrive from the server. Each window is
@@ -71,6 +71,21 @@ def watch_run(browser: Browser, page: ServedPage, seed: int, tokens: int) -> lis
     return samples
 
 
+def first_paints(browser: Browser, page: ServedPage, visits: int) -> list[tuple[float, float]]:
+    """Milliseconds to the first contentful paint, and to the recorded run on the stage; cold caches."""
+    found = []
+    for _ in range(visits):
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        tab = context.new_page()
+        tab.goto(page.url)
+        tab.wait_for_selector(".output .tok")
+        found.append(
+            tab.evaluate("() => [performance.getEntriesByName('first-contentful-paint')[0].startTime, performance.now()]")
+        )
+        context.close()
+    return found
+
+
 def quartiles(values: list[float]) -> str:
     low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:8.2f}  ({low:.2f} – {high:.2f})"
@@ -79,6 +94,7 @@ def quartiles(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--visits", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=2150)
     parser.add_argument("--pass-ms", type=float, default=20.0, help="time of a target pass; a real target takes longer")
     options = parser.parse_args()
@@ -89,6 +105,7 @@ def main() -> None:
     with sync_playwright() as playwright:
         path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_OPTIONS)
+        paints = first_paints(browser, page, options.visits)
         for seed in range(options.runs):
             samples = watch_run(browser, page, seed, options.tokens)
             for before, after in pairwise(samples):
@@ -99,6 +116,8 @@ def main() -> None:
         print(f"Chromium {browser.version}, {options.runs} runs, B = 8, T = 1, {options.pass_ms:g} ms a target pass")
         browser.close()
     page.close()
+    for name, times in zip(("first contentful paint", "recorded run on show"), zip(*paints, strict=True), strict=True):
+        print(f"{name}, ms, {options.visits} visits: {quartiles(list(times))}")
     print("tokens    windows   main thread, ms a block        received, bytes a block")
     for place, values in windows.items():
         if len(values) < 2:

@@ -23,6 +23,7 @@ from .text import text
 
 ENTRY = "offline.js"
 _IMPORT = re.compile(r'((?:from|import)\s*)"\./([\w-]+\.js)"')
+_CSS_IMPORT = re.compile(r'@import "([\w-]+\.css)";')
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval' data:; style-src 'unsafe-inline'; connect-src blob: data:; "
     "img-src data: blob:"
@@ -69,7 +70,7 @@ def page(run: Run, boot: Mapping[str, Any], plotly: Path) -> str:
         block=html.escape(text("offline", "block")),
         noscript=html.escape(text("offline", "noscript")),
         colours=theme.css_properties(),
-        styles=(theme.ASSETS / "css" / "stage.css").read_text(encoding="utf-8"),
+        styles=styles(),
         data=_packed(json.dumps({"payload": payload, "boot": boot}, allow_nan=False, separators=(",", ":"))),
         plotly=_packed_file(plotly),
         imports=json.dumps({"imports": modules}),
@@ -90,6 +91,14 @@ def scripts() -> dict[str, str]:
         waiting += [imported for _, imported in _IMPORT.findall(source)]
         found[name] = _IMPORT.sub(r'\1"lab/\2"', source)
     return found
+
+
+@cache
+def styles() -> str:
+    """The stage's style sheet, with those that it imports in their places."""
+    folder = theme.ASSETS / "css"
+    sheet = (folder / "stage.css").read_text(encoding="utf-8")
+    return _CSS_IMPORT.sub(lambda found: (folder / found[1]).read_text(encoding="utf-8"), sheet)
 
 
 @cache

@@ -45,7 +45,7 @@ def test_every_state_has_words_and_a_second_cue() -> None:
 
 
 def test_the_style_sheet_has_no_colour_of_its_own() -> None:
-    css = (theme.ASSETS / "css" / "stage.css").read_text(encoding="utf-8")
+    css = "".join((theme.ASSETS / "css" / name).read_text(encoding="utf-8") for name in ("stage.css", "everywhere.css"))
     assert re.findall(r"#[0-9a-fA-F]{3,8}\b(?![^;]*transparent)", css) == []
     used, made = set(re.findall(r"var\((--[\w-]+)\)", css)), set(re.findall(r"(--[\w-]+):", theme.css_properties()))
     assert used - {"--faint-ink"} <= made

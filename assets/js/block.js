@@ -81,11 +81,21 @@ class Inspector {
     if (event === "open" && current.asked) {
       const { i, k } = current.asked;
       this.show(i, k);
+      this.toTop();
     } else if (event === "run" || this.i === null) {
       this.show(1);
     } else {
       this.headline();
     }
+  }
+
+  /** Whoever clicked far down on another tab finds the block's head, not its end. Two frames: the tab opens first. */
+  toTop() {
+    requestAnimationFrame(() =>
+      requestAnimationFrame(() => {
+        if (this.head.getBoundingClientRect().top < 0) this.node.scrollIntoView();
+      }),
+    );
   }
 
   headline() {
