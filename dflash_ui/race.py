@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -30,9 +30,10 @@ RunRace = Callable[[list[int], SamplingParams, int, int], Iterator[Lap | Round]]
 class Race:
     """One race, and what the page is told of it."""
 
-    def __init__(self, request: RunRequest) -> None:
+    def __init__(self, request: RunRequest, session: str = "") -> None:
         self.id = uuid4().hex
         self.request = request
+        self.session = session
         self.stop = threading.Event()
         self.status = "waiting"
         self.message = ""
@@ -96,14 +97,13 @@ class Races:
         self._seconds_per_token: dict[str, float] = {}  # by pair: both sides of the last race
 
     def start(self, request: RunRequest, session: str | None = None) -> Race:
-        race = Race(request)
-        if session:
-            self._of_session[session] = race
+        race = Race(request, session or "")
+        self._of_session[race.session] = race
         return race
 
     def stop(self, session: str | None) -> None:
         """Stops the visitor's race after the current block."""
-        if race := self._of_session.get(session or ""):
+        if session and (race := self._of_session.get(session)):
             race.stop.set()
 
     def seconds(self, request: RunRequest, last_run: Run | None) -> float | None:
@@ -114,7 +114,7 @@ class Races:
             per_token = 2 / speed if speed else None
         return REPEATS * request.max_new_tokens * per_token if per_token else None
 
-    def payloads(self, race: Race) -> Iterator[dict[str, Any]]:
+    def payloads(self, race: Race) -> Generator[dict[str, Any], None, None]:
         """Does the race; yields what the page is to be told. Closing it frees the device; errors become its last payload."""
         try:
             yield from self._runs.on_device(race, self._raced)
@@ -124,7 +124,8 @@ class Races:
         finally:
             if race.status in ACTIVE:
                 race.set("stopped", text("race", "closed"))
-            self._of_session = {key: kept for key, kept in self._of_session.items() if kept is not race}
+            if self._of_session.get(race.session) is race:
+                del self._of_session[race.session]
 
     def _raced(self, race: Race, pair: Pair) -> Iterator[dict[str, Any]]:
         request = race.request

@@ -43,7 +43,13 @@ def cost_figure(stats: RaceStats, *, dark: bool = False) -> go.Figure:
                 marker={
                     "color": looks[part][0],
                     "line": {"width": 1, "color": look.ink},
-                    "pattern": {"shape": looks[part][1], "fgcolor": look.paper, "size": 7, "solidity": 0.2},
+                    "pattern": {
+                        "shape": looks[part][1],
+                        "fillmode": "overlay",
+                        "fgcolor": look.paper,
+                        "size": 7,
+                        "solidity": 0.2,
+                    },
                 },
                 hovertemplate=f"{text('race', part)}: %{{x:.2f}} ms<extra></extra>",
             )
@@ -56,10 +62,17 @@ def cost_figure(stats: RaceStats, *, dark: bool = False) -> go.Figure:
         barmode="stack",
         legend={"traceorder": "normal"},
         annotations=[
-            {"x": total, "y": name, "text": f"{total:.2f} ms", "xanchor": "left", "xshift": 6, "showarrow": False}
+            {
+                "x": total,
+                "y": name,
+                "text": f"{total:.{0 if total >= 100 else 2}f} ms",
+                "xanchor": "left",
+                "xshift": 6,
+                "showarrow": False,
+            }
             for total, (name, _) in zip(totals, bars, strict=True)
         ],
     )
-    figure.update_xaxes(rangemode="tozero", range=[0, 1.22 * max(totals)], showgrid=True)
+    figure.update_xaxes(rangemode="tozero", range=[0, 1.35 * max(totals)], showgrid=True)
     figure.update_yaxes(autorange="reversed", showgrid=False, zeroline=False, rangemode="normal")
     return figure

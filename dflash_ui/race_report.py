@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dflash_core.blocks import Generation
+from dflash_core.blocks import Generation, SamplingParams
 from dflash_core.pairs import Pair
 from dflash_core.race import Arm, RaceStats, Round, clock, race_stats
 from dflash_core.sampling import GREEDY_BELOW
@@ -38,7 +38,9 @@ def report(rounds: Sequence[Round], pair: Pair, head: dict[str, Any]) -> dict[st
     caption = text("race", "caption" if len(rounds) > 1 else "caption_one").format(**values)
     return {
         "said": f"{speed['title']}. {same['title']}.",
-        "about": text("race", "about").format(n=len(rounds), prompt_tokens=head["prompt_tokens"], **_of_head(head)),
+        "about": text("race", "about").format(
+            n=len(rounds), prompt_tokens=head["prompt_tokens"], more=unusual(shown.dflash.params), **_of_head(head)
+        ),
         "caption": f"{caption} {text('race', 'clock').format(**values)}",
         "lanes": _lanes(shown, pair, head),
         "verdicts": [same, speed],
@@ -47,6 +49,13 @@ def report(rounds: Sequence[Round], pair: Pair, head: dict[str, Any]) -> dict[st
         "tables": [_repeats_table(stats, rounds), _cost_table(stats)],
         "figure": {look: json.loads(cost_figure(stats, dark=look == "dark").to_json()) for look in ("light", "dark")},
     }
+
+
+def unusual(params: SamplingParams) -> str:
+    """Top-p, top-k and the draft's own temperature, where they are set, to be put after the temperature."""
+    found = {"top_p": params.top_p if params.top_p < 1 else None, "top_k": params.top_k or None,
+             "draft_temperature": params.draft_temperature}  # fmt: skip
+    return "".join(text("race", key).format(value) for key, value in found.items() if value is not None)
 
 
 def _of_head(head: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from dflash_core.verify import RULES
 from . import charts, theme
 from .controls import sentence, told
 from .race import MAX_RACE_TOKENS, Races, race_request
+from .race_report import unusual
 from .requests import RunRequest
 from .run_tab import RunTab
 from .runs import Run, Runs
@@ -29,7 +30,7 @@ class RaceTab:
     def __init__(self, tab: gr.Tab, runs: Runs, races: Races, run_tab: RunTab) -> None:
         self._runs, self._races, self._controls = runs, races, run_tab.controls
         gr.Markdown(text("race", "lead"), elem_id="race-lead")
-        with gr.Row(equal_height=True, elem_id="race-start"):
+        with gr.Row(equal_height=False, elem_id="race-start"):
             plan = gr.Textbox(
                 label=text("race", "plan_label"),
                 interactive=False,
@@ -91,6 +92,7 @@ class RaceTab:
             pair=self._controls.label(asked.pair),
             rule=RULES[asked.params.rule].label,
             temperature=f"{asked.params.temperature:g}",
+            more=unusual(asked.params),
             block_size=asked.block_size,
             seed=asked.params.seed,
             tokens=asked.max_new_tokens,

@@ -5,6 +5,7 @@ import { words } from "./words.js";
 
 const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 4];
 const MOST_FRAME = 0.25; // s: a page that was out of sight goes on where it was
+const LONG_TOKEN = 24; // characters
 const BIDI = /[\u200e\u200f\u202a-\u202e\u2066-\u2069]/;
 
 /** One side. lane: {name, seconds, n, finish, ended, place, blocks: [{at, n, chips}]}. */
@@ -13,7 +14,7 @@ class Lane {
     const t = words.race;
     this.lane = lane;
     this.next = 0; // the first block that is not there yet
-    this.blocks = lane.blocks.map(({ chips }) => el("span", { class: "race-block", hidden: true }, ...chips.map(token)));
+    this.blocks = lane.blocks.map(({ chips }) => el("span", { class: "to-come" }, ...chips.flatMap(token)));
     this.count = el("span", { class: "race-count" });
     this.clock = el("span", { class: "race-clock" });
     this.finish = el("p", { class: `race-finish race-${lane.place}` });
@@ -23,7 +24,7 @@ class Lane {
       "section",
       { class: `race-lane race-lane-${lane.arm}`, "aria-label": lane.name },
       el("div", { class: "race-lane-head" }, el("h3", {}, lane.name), this.count, this.clock),
-      el("div", { class: "progress", "aria-hidden": true }, this.bar),
+      el("div", { class: "progress", "aria-hidden": "true" }, this.bar),
       this.text,
       this.finish,
       lane.arm === "plain" ? null : el("p", { class: "race-key" }, ...Object.entries(states).map(([key, label]) => el("span", { class: `tok s-${key}` }, label))),
@@ -32,8 +33,9 @@ class Lane {
 
   show(time) {
     const { blocks, seconds, n, finish, ended } = this.lane;
-    while (this.next < blocks.length && blocks[this.next].at <= time) this.blocks[this.next++].hidden = false;
-    while (this.next > 0 && blocks[this.next - 1].at > time) this.blocks[--this.next].hidden = true;
+    const before = this.next;
+    while (this.next < blocks.length && blocks[this.next].at <= time) this.blocks[this.next++].className = "";
+    while (this.next > 0 && blocks[this.next - 1].at > time) this.blocks[--this.next].className = "to-come";
     const tokens = this.next ? blocks[this.next - 1].n : 0;
     const done = this.next === blocks.length;
     setText(this.count, words.race.tokens(tokens, n));
@@ -41,15 +43,18 @@ class Lane {
     setText(this.finish, done ? `${finish} (${ended})` : "");
     this.bar.style.width = `${(100 * tokens) / n}%`;
     this.node.classList.toggle("race-done", done);
-    this.text.scrollTop = this.text.scrollHeight;
+    const last = this.blocks[this.next - 1];
+    if (this.next !== before && last) this.text.scrollTop = last.offsetTop + last.offsetHeight - this.text.clientHeight;
   }
 }
 
+/** A token is broken only if it is long; lines break before one that begins with white space. */
 function token({ s, t, special }) {
   const node = el("span", { class: `tok s-${s}` }, special ? visible(t) : t);
   if (special) node.classList.add("special");
+  if (t.length > LONG_TOKEN) node.classList.add("long");
   if (BIDI.test(t)) node.classList.add("isolated"); // a stray direction mark must not turn its neighbours round
-  return node;
+  return /^\s/.test(t) && !special ? [el("wbr"), node] : [node];
 }
 
 export class Replay {
