@@ -16,11 +16,9 @@ import gzip
 import json
 import logging
 import shutil
-import tempfile
 import threading
 import types
 import typing
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,7 @@ from dflash_core.sweep.store import SweepDirectory, write_file
 
 from .sweep_report import REPORT, report_html
 from .sweep_request import SweepRequest
-from .sweeps import RunLine, Sweep
+from .sweeps import RunLine, Sweep, own_folder
 from .text import text
 
 if TYPE_CHECKING:
@@ -77,9 +75,7 @@ class RecordedSweep(Sweep):
     def _copies(self) -> Path:
         """The files as a visitor's own sweep has them, apart from the runs that are not kept."""
         assert self.directory is not None
-        self._folder.mkdir(parents=True, exist_ok=True)
-        copies = Path(tempfile.mkdtemp(prefix="sweep-", dir=self._folder))
-        weakref.finalize(self, shutil.rmtree, copies, ignore_errors=True)
+        copies = own_folder(self, self._folder)
         for name in COPIED:
             shutil.copyfile(self.directory.path / name, copies / name)
         write_file(copies / "runs.jsonl", self._kept_lines())

@@ -248,9 +248,7 @@ class Sweeps:
         sweep.set("running", text("sweep", "reading"))
         prompt_ids = encode_prompts(pair, plan)
         if sweep.directory is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path = Path(tempfile.mkdtemp(prefix="sweep-", dir=self._folder))
-            weakref.finalize(sweep, shutil.rmtree, path, ignore_errors=True)
+            path = own_folder(sweep, self._folder)
             sweep.directory = SweepDirectory.create(path, plan, prompt_ids, describe(pair, sweep.request.command(pair)))
         sweep.tokenizer = pair.tokenizer
         sweep.n_runs = len(plan.keys)
@@ -275,3 +273,14 @@ class Sweeps:
         finally:
             steps.close()  # type: ignore[attr-defined]
         yield sweep.payload()
+
+
+def own_folder(owner: object, parent: Path) -> Path:
+    """A new folder in `parent`, there as long as its owner is. Raises ValueError if it cannot be made."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        path = Path(tempfile.mkdtemp(prefix="sweep-", dir=parent))
+    except OSError as error:
+        raise ValueError(text("sweep", "no_folder").format(why=error.strerror or error)) from error
+    weakref.finalize(owner, shutil.rmtree, path, ignore_errors=True)
+    return path

@@ -283,6 +283,10 @@ def test_what_goes_wrong_is_told_and_loses_nothing(sweeps: Sweeps, tmp_path: Pat
     chat = sweeps.of(asked(file, chat=True), "me")
     assert drain(sweeps.estimates(chat))["status"] == "error" and "no chat template" in chat.message
     sweep = sweeps.of(asked(file), "me")
+    (tmp_path / "sweeps").write_text("a file where a folder should be", encoding="utf-8")
+    last = drain(sweeps.payloads(sweep))
+    assert last["status"] == "error" and "GRADIO_TEMP_DIR" in last["message"]
+    (tmp_path / "sweeps").unlink()
     append = SweepDirectory.append
 
     def full(self: SweepDirectory, run: CellRun, **options: Any) -> None:

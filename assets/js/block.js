@@ -240,6 +240,7 @@ class Inspector {
     const t = words.block;
     const { temperature, draft_temperature: own, top_p: topP, top_k: topK } = current.head;
     if (!(Math.min(temperature, own ?? temperature) >= 1e-5)) return el("p", { class: "bars-note" }, t.fixedTemperature);
+    if (!judged.top.length) return el("p", { class: "bars-note" }, t.noTable);
     if (topP < 1 || topK > 0) return el("p", { class: "bars-note" }, t.truncated);
     const value = el("output", {}, fixed(temperature, 2));
     const slider = el("input", { type: "range", min: 0.1, max: 2, step: 0.05, value: temperature, "aria-label": t.temperature });

@@ -137,6 +137,7 @@ export const words = {
     whatIf: (p, q) =>
       `Computed from the tokens listed, which hold ${p} of p and ${q} of q at the run's temperature; the rest is left out, so read ratios.`,
     fixedTemperature: "At temperature 0 the run recorded one token for each side: there is nothing to reshape.",
+    noTable: "This run recorded the drafted token alone, as the runs of a sweep do: there is nothing to reshape. Run it in the first tab to see the most likely tokens.",
     truncated: "The run cut its distributions (top-p or top-k): there is nothing to reshape.",
     says: {
       drew: (text, q) => `The draft gave ${text} the probability ${q}.`,
