@@ -182,7 +182,7 @@ def test_grids_of_one_point_and_sweeps_of_no_run_are_drawn_too(pair: Pair) -> No
     assert "Nothing measured yet" in report_html(nothing, plan, ABOUT)
 
 
-BAD = {
+BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no prompts": ({"file": None}, "no prompts: choose presets, or upload a file"),
     "no temperature": ({"temperatures": []}, "temperatures: choose at least one"),
     "typed": ({"temperatures": ["0,5", "hot"]}, "a temperature must be a number from 0 to 2, not 'hot'"),
