@@ -53,7 +53,7 @@ def by_context(lengths: list[int], block_size: int, rounds: int) -> None:
 
         def one_draft(_: int, cache: Any = draft_cache, ids: Any = ids, features: Any = features) -> None:
             draft.propose(cache, features[:, -2:], ids[:, :1], block_size, target.embed, target.head)
-            cache.commit(-2)
+            cache.lengths[0] -= 2
 
         verify[length], propose[length] = one_pass, one_draft
         sizes[length] = sum(buffer[..., :length, :].numel() * buffer.element_size() for buffer in cache.buffers) // length

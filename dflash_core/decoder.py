@@ -18,11 +18,10 @@ from torch.nn import functional as F
 
 from .blocks import require
 from .fast_linear import FastLinear
+from .kv_cache import FIRST_CAPACITY, KeyValueCache, Where
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-FIRST_CAPACITY = 512  # positions of a new cache
 
 
 def supports(model: PreTrainedModel) -> bool:
@@ -36,40 +35,6 @@ def supports(model: PreTrainedModel) -> bool:
         and rope in ("default", "linear", "llama3", "yarn")  # the others change with the length
         and len({(p.device, p.dtype) for p in model.parameters()}) == 1
     )
-
-
-class KeyValueCache:
-    """Keys and values of R rows, in one buffer a layer that is written in place and grows by doubling.
-
-    `lengths[r]` positions of row r are valid. Rolling back is lowering it: what lies behind is overwritten, never read.
-    """
-
-    def __init__(self, buffers: list[Tensor], lengths: list[int]) -> None:
-        self.buffers = buffers  # each (2, R, kv_heads, capacity, head_dim)
-        self.lengths = lengths
-
-    def rows(self, indices: list[int]) -> KeyValueCache:
-        """A copy with only these rows."""
-        return KeyValueCache([buffer[:, indices] for buffer in self.buffers], [self.lengths[i] for i in indices])
-
-    def write(
-        self, layer: int, keys: Tensor, values: Tensor, where: tuple[Tensor, Tensor] | slice, end: int
-    ) -> tuple[Tensor, Tensor]:
-        """Put (R, n, kv_heads, head_dim) at `where`; return keys and values (R, kv_heads, end, head_dim)."""
-        buffer = self.buffers[layer]
-        if end > buffer.shape[3]:
-            shape = [*buffer.shape[:3], max(end, 2 * buffer.shape[3]), buffer.shape[4]]
-            grown = buffer.new_zeros(shape)
-            grown[:, :, :, : buffer.shape[3]] = buffer
-            self.buffers[layer] = buffer = grown
-        if isinstance(where, slice):
-            buffer[0, :, :, where] = keys.transpose(1, 2)
-            buffer[1, :, :, where] = values.transpose(1, 2)
-        else:
-            row, position = where
-            buffer[0, row, :, position] = keys
-            buffer[1, row, :, position] = values
-        return buffer[0, :, :, :end], buffer[1, :, :, :end]
 
 
 class Decoder:
@@ -96,25 +61,24 @@ class Decoder:
         self.head = FastLinear(self.embedding if tied else head.weight, head.bias)
 
     def new_cache(self, rows: int = 1, capacity: int = FIRST_CAPACITY) -> KeyValueCache:
-        shape = (2, rows, self.kv_heads, capacity, self.head_dim)
-        return KeyValueCache([self.embedding.new_zeros(shape) for _ in self.layers], [0] * rows)
+        return KeyValueCache.empty(len(self.layers), rows, self.kv_heads, capacity, self.head_dim, like=self.embedding)
 
     def forward(self, token_ids: Tensor, cache: KeyValueCache, *, taps: Sequence[int] = ()) -> tuple[Tensor, list[Tensor]]:
-        """Appends token_ids (R, n) to the rows of the cache.
+        """Appends token_ids (R, n) to the first R rows of the cache.
 
         Returns the final hidden states (R, n, D), after the norm, and the outputs (R, n, D) of the tapped layers. As in
         `transformers`, the last layer's output is given after the norm.
         """
         rows, n = token_ids.shape
-        starts, device = cache.lengths, token_ids.device
+        starts, device = cache.lengths[:rows], token_ids.device
         end = max(starts) + n
-        where: tuple[Tensor, Tensor] | slice
+        where: Where
         if len(set(starts)) == 1:
             where = slice(starts[0], end)
             positions = torch.arange(starts[0], end, device=device)[None]
         else:
             positions = torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)
-            where = (torch.arange(rows, device=device)[:, None], positions)
+            where = (torch.arange(rows, device=device)[:, None].expand_as(positions), positions)
         hidden = F.embedding(token_ids, self.embedding)
         cos, sin = self.rotary(hidden, positions)
         half = self.head_dim // 2
@@ -131,7 +95,7 @@ class Decoder:
             hidden = layer(hidden, rotary, mask, cache, index, where, end)
             if index in taps and index < len(self.layers) - 1:
                 features.append(hidden)
-        cache.lengths = [start + n for start in starts]
+        cache.lengths[:rows] = [start + n for start in starts]
         hidden = _normed(hidden, self.epsilon) * self.norm
         if len(self.layers) - 1 in taps:
             features.append(hidden)
@@ -168,7 +132,7 @@ class _Layer:
         mask: Tensor | None,
         cache: KeyValueCache,
         index: int,
-        where: tuple[Tensor, Tensor] | slice,
+        where: Where,
         end: int,
     ) -> Tensor:
         rows, n, _ = hidden.shape
@@ -178,7 +142,7 @@ class _Layer:
         if self.norm_qk is not None:
             qk = _normed(qk, self.epsilon) * self.norm_qk
         qk = torch.addcmul(qk * rotary[0], qk.roll(self.head_dim // 2, -1), rotary[1])
-        key, value = cache.write(index, qk[:, :, heads:], qkv[:, :, rotated:], where, end)
+        key, value = cache.write(index, qk[:, :, heads:], qkv[:, :, rotated:], where, rows=rows, end=end)
         query = qk[:, :, :heads].transpose(1, 2)
         attended = F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True).transpose(1, 2)
         hidden = hidden + self.out(attended.reshape(rows, n, heads * self.head_dim))

@@ -4,14 +4,15 @@ The draft is a small Qwen3-like stack without embedding or head: both are the ta
 (anchor + masks); its keys and values are [context | block], the context being the target's tapped hidden states of
 every committed position. The mathematics is that of DFlash (arXiv 2602.06036) and its package `dflash` 0.1.0.
 
-Shapes: n new context positions, B block size, D hidden size, k taps, V vocabulary. The batch is always 1.
+Shapes: R rows (runs decoded together), n new context positions of a row, B block size, D hidden size, k taps, V vocabulary,
+S positions of the longest row. Long, because the model and its checkpoint format belong together.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
 from .blocks import require
+from .kv_cache import FIRST_CAPACITY, KeyValueCache, Where
 
 Rotary = tuple[Tensor, Tensor]  # cos and sin, each (1, positions, head_dim)
 RowMap = Callable[[Tensor], Tensor]
@@ -29,39 +31,17 @@ _DFLASH2_TENSORS = ("attention_conv", "mlp_conv", "candidate_selector")
 _IS_DFLASH2 = " is a DFlash 2 draft, which is not supported: take a v1 draft, of architecture DFlashDraftModel"
 
 
-class DraftCache:
-    """The context keys and values of one run, one buffer a layer.
+class Place(NamedTuple):
+    """Where one pass stands: N = Σ n + R · B positions, the rows' new context side by side and then their blocks.
 
-    A buffer holds [context | room]. A block's own keys and values are written into the room, so that attention reads
-    one slice, and the next pass overwrites them: only context is ever kept, and nothing has to be rolled back.
+    rotary: of all N positions. where: in the cache, for all of them. end: of the longest row, its block included.
+    blocks: (R, B), the blocks' positions.
     """
 
-    def __init__(self, n_layers: int) -> None:
-        self._buffers = [torch.empty(2, 1, 0, 0, 0)] * n_layers  # each becomes (2, 1, kv_heads, capacity, head_dim)
-        self._length = 0
-
-    @property
-    def length(self) -> int:
-        """Number of context positions."""
-        return self._length
-
-    def write(self, layer_index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put rows (1, kv_heads, rows, head_dim) behind the context; return keys and values of [context | rows]."""
-        buffer = self._buffers[layer_index]
-        end = self._length + keys.shape[2]
-        if end > buffer.shape[3]:
-            _, kv_heads, _, head_dim = keys.shape
-            grown = keys.new_empty(2, 1, kv_heads, max(end, 2 * buffer.shape[3]), head_dim)
-            if self._length:
-                grown[..., : self._length, :] = buffer[..., : self._length, :]
-            self._buffers[layer_index] = buffer = grown
-        buffer[0, :, :, self._length : end] = keys
-        buffer[1, :, :, self._length : end] = values
-        return buffer[0, :, :, :end], buffer[1, :, :, :end]
-
-    def commit(self, n_positions: int) -> None:
-        """Keep the first n_positions of the rows written last; the rest is room again."""
-        self._length += n_positions
+    rotary: Rotary
+    where: Where
+    end: int
+    blocks: Tensor
 
 
 class DraftAttention(nn.Module):
@@ -84,26 +64,31 @@ class DraftAttention(nn.Module):
         self.window = config.sliding_window if is_sliding else None
         self.is_causal = bool(_setting(config, "is_causal", is_sliding))
 
-    def forward(self, hidden: Tensor, context: Tensor, rotary: Rotary, cache: DraftCache) -> Tensor:
-        rows = torch.cat([context, hidden], dim=1)  # projected together: fewer, larger products
-        query = _rotate(self.q_norm(self._heads(self.q_proj(hidden))), rotary)
-        key = _rotate(self.k_norm(self._heads(self.k_proj(rows))), rotary)
-        key, value = cache.write(self.layer_index, key, self._heads(self.v_proj(rows)))
-        attended = F.scaled_dot_product_attention(query, key, value, self._visible(query, key), enable_gqa=True)
+    def forward(self, hidden: Tensor, context: Tensor, place: Place, cache: KeyValueCache) -> Tensor:
+        rows, size = place.blocks.shape
+        # Projected together: fewer, larger products. A block's keys and values are written behind the context of its row, so
+        # that attention reads one slice, and the next pass overwrites them.
+        inputs = torch.cat([context, hidden.reshape(1, rows * size, -1)], dim=1)
+        query = _rotate(self.q_norm(self._heads(self.q_proj(inputs[:, context.shape[1] :]))), place.rotary)
+        key = _rotate(self.k_norm(self._heads(self.k_proj(inputs))), place.rotary)
+        value = self._heads(self.v_proj(inputs))
+        key, value = cache.write(self.layer_index, key, value, place.where, rows=rows, end=place.end)
+        query = query.view(rows, size, -1, self.head_dim).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(query, key, value, self._visible(place), enable_gqa=True)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
-    def _heads(self, rows: Tensor) -> Tensor:
-        """(1, rows, heads · head_dim) → (1, heads, rows, head_dim)"""
-        return rows.view(1, rows.shape[1], -1, self.head_dim).transpose(1, 2)
+    def _heads(self, inputs: Tensor) -> Tensor:
+        """(1, N, heads · head_dim) → (1, N, heads, head_dim)"""
+        return inputs.unflatten(-1, (-1, self.head_dim))
 
-    def _visible(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """Which of [context | block] each block position sees, (B, positions) of bool; None if it is everything."""
-        if not self.is_causal and self.window is None:
+    def _visible(self, place: Place) -> Tensor | None:
+        """Which positions of its row each block position sees, (R, 1, B, S) of bool; None if that is everything there is."""
+        if len(place.blocks) == 1 and not self.is_causal and self.window is None:
             return None
-        positions = torch.arange(key.shape[2], device=key.device)
-        distance = positions[-query.shape[2] :, None] - positions  # > 0: the key lies before the query
-        visible = distance >= 0 if self.is_causal else torch.ones_like(distance, dtype=torch.bool)
-        return visible if self.window is None else visible & (distance.abs() < self.window)
+        positions = torch.arange(place.end, device=place.blocks.device)
+        distance = place.blocks[..., None] - positions  # > 0: the key lies before the query
+        visible = distance >= 0 if self.is_causal else (positions <= place.blocks[:, -1:, None]).expand_as(distance)
+        return (visible if self.window is None else visible & (distance.abs() < self.window))[:, None]
 
 
 class DraftLayer(nn.Module):
@@ -116,8 +101,8 @@ class DraftLayer(nn.Module):
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, hidden: Tensor, context: Tensor, rotary: Rotary, cache: DraftCache) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), context, rotary, cache)
+    def forward(self, hidden: Tensor, context: Tensor, place: Place, cache: KeyValueCache) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), context, place, cache)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -134,6 +119,7 @@ class DFlashDraftModel(PreTrainedModel):
     config_class = Qwen3Config
     _no_split_modules = ["DraftLayer"]  # noqa: RUF012
     _supports_sdpa = True
+    batches = True  # takes several rows in one pass
 
     def __init__(self, config: Qwen3Config) -> None:
         _check_config(config, "this config")
@@ -154,9 +140,11 @@ class DFlashDraftModel(PreTrainedModel):
         self.rotary_emb = Qwen3RotaryEmbedding(config)
         self.post_init()
 
-    def new_cache(self) -> DraftCache:
-        """An empty context cache: one a run, never shared."""
-        return DraftCache(len(self.layers))
+    def new_cache(self, rows: int = 1) -> KeyValueCache:
+        """An empty cache for the context of one run, or of several, a row each. Never shared: only context is kept in it."""
+        config = self.config
+        kv_heads = config.num_key_value_heads or config.num_attention_heads
+        return KeyValueCache.empty(len(self.layers), rows, kv_heads, FIRST_CAPACITY, config.head_dim, like=self.norm.weight)
 
     def narrow(self, token_ids: Tensor, head: RowMap) -> None:
         """Draft these words only: the head over the whole vocabulary costs more than the layers.
@@ -166,32 +154,61 @@ class DFlashDraftModel(PreTrainedModel):
         """
         self._words = token_ids, head
 
-    def forward(self, *, target_features: Tensor, noise_embedding: Tensor, cache: DraftCache) -> Tensor:
-        """Hidden states (1, B, D) of one block.
+    def forward(
+        self, *, target_features: Tensor, noise_embedding: Tensor, cache: KeyValueCache, n_new: Sequence[int] | None = None
+    ) -> Tensor:
+        """Hidden states (R, B, D) of one block for each of the first R rows of the cache.
 
-        target_features: (1, n, k·D), kept as the context positions cache.length … cache.length + n - 1.
-        noise_embedding: (1, B, D), the block, which follows them and is not kept.
+        target_features: (1, Σ n, k·D), kept as context behind what each row has; those of the rows side by side.
+        noise_embedding: (R, B, D), the blocks, which follow the context of their rows and are not kept.
+        n_new: how many of the features belong to each row; may be left out for one row.
         """
-        n_new, hidden = target_features.shape[1], noise_embedding
-        positions = torch.arange(cache.length, cache.length + n_new + hidden.shape[1], device=hidden.device)
-        rotary = self.rotary_emb(hidden, positions[None])
+        n_new = n_new or [target_features.shape[1]]
+        hidden = noise_embedding
+        place = self._place(cache.lengths, n_new, hidden)
         context = self.hidden_norm(self.fc(target_features))
         for layer in self.layers:
-            hidden = layer(hidden, context, rotary, cache)
-        cache.commit(n_new)
+            hidden = layer(hidden, context, place, cache)
+        for row, n in enumerate(n_new):
+            cache.lengths[row] += n
         return self.norm(hidden)
+
+    def _place(self, lengths: Sequence[int], n_new: Sequence[int], hidden: Tensor) -> Place:
+        rows, size, _ = hidden.shape
+        device = hidden.device
+        starts = [length + n for length, n in zip(lengths, n_new, strict=False)]  # of the blocks
+        where: Where
+        if rows == 1:
+            where = slice(lengths[0], starts[0] + size)
+            positions = torch.arange(lengths[0], starts[0] + size, device=device)
+        else:
+            context = [(row, starts[row] - n + i) for row, n in enumerate(n_new) for i in range(n)]
+            blocks = [(row, start + i) for row, start in enumerate(starts) for i in range(size)]
+            row, positions = torch.tensor(context + blocks, device=device).T
+            where = (row[None], positions[None])
+        rotary = self.rotary_emb(hidden, positions[None])
+        return Place(rotary, where, max(starts) + size, positions[-rows * size :].view(rows, size))
 
     @torch.no_grad()
     def propose(
-        self, cache: DraftCache, target_features: Tensor, anchor: Tensor, block_size: int, embed: RowMap, head: RowMap
+        self,
+        cache: KeyValueCache,
+        target_features: Tensor,
+        anchor: Tensor,
+        block_size: int,
+        embed: RowMap,
+        head: RowMap,
+        *,
+        n_new: Sequence[int] | None = None,
     ) -> Tensor:
-        """Draft one block: logits (1, B - 1, V) of the positions after the anchor, in one pass.
+        """Draft one block for each row: logits (R, B - 1, V) of the positions after the anchors, in one pass.
 
-        cache: this run's; it grows by the n positions of target_features.
-        target_features: (1, n, k·D), of what was committed since the last call (at first the prompt), anchor excluded.
-        anchor: (1, 1), the last known token.
+        cache: of R rows or more, of which the first R are used; each grows by its part of target_features.
+        target_features: (1, Σ n, k·D), of what was committed since the last call (at first the prompt), anchor excluded.
+        anchor: (R, 1), the last known tokens.
         block_size: B ≥ 1, anchor included; may differ from the trained one.
         embed, head: the target's. ids → rows of its embedding matrix, unscaled; hidden states → logits.
+        n_new: how many of the features belong to each row; may be left out for one row.
         Raises ValueError if block_size < 1 or the features do not have the shape that the draft's taps need.
         """
         require(block_size >= 1, f"block_size counts the anchor and must be at least 1, not {block_size}")
@@ -201,11 +218,11 @@ class DFlashDraftModel(PreTrainedModel):
             f"target_features must have shape (1, n, {n_features}), not {tuple(target_features.shape)}: "
             f"layers {self.target_layer_ids} of a target of hidden size {self.config.hidden_size}, side by side",
         )
-        ids = torch.full((1, block_size), self.mask_token_id, device=target_features.device)
+        ids = torch.full((len(anchor), block_size), self.mask_token_id, device=target_features.device)
         ids[:, :1] = anchor
         embedding = embed(ids)
         noise = embedding.to(self.dtype) * self.input_embedding_scale
-        hidden = self(target_features=target_features.to(self.dtype), noise_embedding=noise, cache=cache)
+        hidden = self(target_features=target_features.to(self.dtype), noise_embedding=noise, cache=cache, n_new=n_new)
         drafted = hidden[:, 1:].to(embedding.dtype)
         logits = (self._words[1] if self._words else head)(drafted) * self.output_multiplier
         cap = self.final_logit_softcapping
@@ -262,8 +279,8 @@ class DFlashDraftModel(PreTrainedModel):
 
 
 def _rotate(heads: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary position embedding, for the last of the positions that `rotary` covers."""
-    cos, sin = (part[:, None, -heads.shape[2] :] for part in rotary)
+    """Rotary position embedding of heads (1, n, heads, head_dim), for the last of the positions that `rotary` covers."""
+    cos, sin = (part[:, -heads.shape[1] :, None] for part in rotary)
     return heads * cos + rotate_half(heads) * sin
 
 

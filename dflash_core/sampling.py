@@ -8,7 +8,7 @@ always the target's own draw, the same text for every block size and every draft
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,17 @@ class Draws:
     accept: Tensor
     residual: Tensor
     race: Callable[[int], Tensor]
+
+
+def stacked(draws: Sequence[Draws]) -> Draws:
+    """The numbers of several blocks, one after the other, as those of all of them."""
+    if len(draws) == 1:
+        return draws[0]
+    target, draft, accept, residual = (
+        torch.cat([getattr(each, name) for each in draws]) for name in ("target", "draft", "accept", "residual")
+    )
+    race = functools.cache(lambda vocab_size: torch.cat([each.race(vocab_size) for each in draws]))
+    return Draws(target, draft, accept, residual, race)
 
 
 class Randomness:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from .blocks import require
-from .decoder import Decoder, KeyValueCache
+from .decoder import Decoder
 from .fast_linear import FastLinear
+from .kv_cache import KeyValueCache
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -20,7 +21,12 @@ PREFILL_CHUNK = 1024
 
 
 class Target(Protocol):
-    """A model that can score a block of tokens in one pass and forget the tail of it again."""
+    """A model that can score a block of tokens in one pass and forget the tail of it again.
+
+    One that also has `batches = True` does it for R rows in one pass, R runs that are decoded together. Then new_cache takes
+    the number of rows; its caches have `put(row, other, other_row=0)`, which makes a row a copy of one in another cache or
+    the same; forward takes (R, n) for the first R rows of the cache; and roll_back takes the lengths of these rows.
+    """
 
     vocab_size: int
     max_positions: int
@@ -122,6 +128,8 @@ class TransformersTarget:
 class DecoderTarget:
     """A Llama or Qwen3 model as a target, through our own forward pass: the fast path. It takes the model's weights over."""
 
+    batches = True
+
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
         self.decoder = Decoder(model)
@@ -135,8 +143,8 @@ class DecoderTarget:
     def device(self) -> torch.device:
         return self.decoder.embedding.device
 
-    def new_cache(self) -> KeyValueCache:
-        return self.decoder.new_cache()
+    def new_cache(self, rows: int = 1) -> KeyValueCache:
+        return self.decoder.new_cache(rows)
 
     def forward(self, token_ids: Tensor, cache: KeyValueCache, *, taps: Sequence[int], last_only: bool) -> tuple[Tensor, Tensor]:
         features: list[Tensor] = []
@@ -145,11 +153,11 @@ class DecoderTarget:
             features.append(torch.cat(tapped, dim=-1) if tapped else hidden[..., :0])
         return self.decoder.head(hidden[:, -1:] if last_only else hidden), torch.cat(features, dim=1)
 
-    def roll_back(self, cache: KeyValueCache, length: int) -> None:
-        cache.lengths = [length]
+    def roll_back(self, cache: KeyValueCache, *lengths: int) -> None:
+        cache.lengths[: len(lengths)] = lengths
 
     def cache_length(self, cache: KeyValueCache) -> int:
-        return cache.lengths[0]
+        return cache.length
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return torch.nn.functional.embedding(token_ids, self.decoder.embedding)

@@ -8,7 +8,6 @@ acceptance falls along the block for the reason it does in a real block draft: i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,16 +28,20 @@ _WORDS = r"""
 WORDS = [*_WORDS.split(), *EMOJI_HALVES]
 
 
-@dataclass
 class ToyCache:
-    """Tokens seen so far: all the state that the chain has."""
+    """Tokens seen so far in each row: all the state that the chain has."""
 
-    token_ids: list[int] = field(default_factory=list)
+    def __init__(self, rows: int = 1) -> None:
+        self.rows: list[list[int]] = [[] for _ in range(rows)]
+
+    def put(self, row: int, other: ToyCache, other_row: int = 0) -> None:
+        self.rows[row] = list(other.rows[other_row])
 
 
 class ToyTarget:
     """The Markov chain as a `Target`. `sharpness` is the standard deviation of its logits."""
 
+    batches = True
     max_positions = 8192
     device = torch.device("cpu")
     dtype = torch.float32
@@ -54,19 +57,21 @@ class ToyTarget:
         self.logits[:, second] = -20.0
         self.logits[first, second] = 20.0
 
-    def new_cache(self) -> ToyCache:
-        return ToyCache()
+    def new_cache(self, rows: int = 1) -> ToyCache:
+        return ToyCache(rows)
 
     def forward(self, token_ids: Tensor, cache: ToyCache, *, taps: Sequence[int], last_only: bool) -> tuple[Tensor, Tensor]:
-        cache.token_ids += token_ids[0].tolist()
+        for seen, new in zip(cache.rows, token_ids.tolist(), strict=False):
+            seen += new
         scored = token_ids[:, -1:] if last_only else token_ids
-        return self.logits[scored], torch.zeros(1, token_ids.shape[1], len(taps))
+        return self.logits[scored], torch.zeros(*token_ids.shape, len(taps))
 
-    def roll_back(self, cache: ToyCache, length: int) -> None:
-        del cache.token_ids[length:]
+    def roll_back(self, cache: ToyCache, *lengths: int) -> None:
+        for seen, length in zip(cache.rows, lengths, strict=False):
+            del seen[length:]
 
     def cache_length(self, cache: ToyCache) -> int:
-        return len(cache.token_ids)
+        return len(cache.rows[0])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return token_ids[..., None].float()
@@ -78,6 +83,7 @@ class ToyTarget:
 class ToyDraft:
     """The chain's k-step marginals as a draft; `noise` is the share of uniform noise mixed in."""
 
+    batches = True
     block_size = 8
     target_layer_ids = [0]  # noqa: RUF012 - same type as in DFlashDraftModel
     mask_token_id = 0
@@ -86,8 +92,8 @@ class ToyDraft:
         self._step = target.logits.double().softmax(-1)
         self._noise = noise
 
-    def new_cache(self) -> ToyCache:
-        return ToyCache()
+    def new_cache(self, rows: int = 1) -> ToyCache:
+        return ToyCache(rows)
 
     def propose(
         self,
@@ -97,12 +103,15 @@ class ToyDraft:
         block_size: int,
         embed: Callable[[Tensor], Tensor],
         head: Callable[[Tensor], Tensor],
+        *,
+        n_new: Sequence[int] | None = None,
     ) -> Tensor:
-        cache.token_ids += [0] * target_features.shape[1]
-        row = self._step[anchor[0]]
-        rows = [row := row if k == 0 else row @ self._step for k in range(block_size - 1)]
-        marginals = torch.cat(rows) * (1 - self._noise) + self._noise / self._step.shape[0]
-        return marginals.log().float()[None]
+        for seen, n in zip(cache.rows, n_new or [target_features.shape[1]], strict=False):
+            seen += [0] * n
+        marginal = self._step[anchor[:, 0]]
+        steps = [marginal := marginal if k == 0 else marginal @ self._step for k in range(block_size - 1)]
+        marginals = torch.stack(steps, dim=1) * (1 - self._noise) + self._noise / self._step.shape[0]
+        return marginals.log().float()
 
 
 def toy_tokenizer() -> PreTrainedTokenizerFast:

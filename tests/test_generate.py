@@ -223,7 +223,7 @@ def test_the_caches_hold_the_committed_tokens_after_every_block(target: PreTrain
         caches.append(new_cache())
         return caches[-1]
 
-    draft.new_cache = watched_cache  # type: ignore[method-assign]
+    draft.new_cache = watched_cache  # type: ignore[method-assign, assignment]
     committed = len(PROMPTS[1])
     run = iter_blocks(
         draft, watched, torch.tensor([PROMPTS[1]]), max_new_tokens=40, block_size=6,

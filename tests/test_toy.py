@@ -50,7 +50,7 @@ def test_target_scores_the_last_token_only_and_forgets_on_roll_back() -> None:
     assert logits.shape == (1, 3, target.vocab_size) and features.shape == (1, 3, 1)
     assert torch.equal(logits[0, 2], target.logits[9])
     target.roll_back(cache, 1)
-    assert target.cache_length(cache) == 1 and cache.token_ids == [4]
+    assert target.cache_length(cache) == 1 and cache.rows == [[4]]
     last, _ = target.forward(torch.tensor([[7, 9]]), cache, taps=[], last_only=True)
     assert torch.equal(last, logits[:, -1:]) and target.cache_length(cache) == 3
 

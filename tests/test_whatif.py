@@ -315,7 +315,7 @@ class WideTarget(ToyTarget):
         self.vocab_size = 4001
 
     def forward(self, token_ids: Tensor, cache: ToyCache, *, taps: Any, last_only: bool) -> tuple[Tensor, Tensor]:
-        cache.token_ids += token_ids[0].tolist()
+        cache.rows[0] += token_ids[0].tolist()
         scored = token_ids[:, -1:] if last_only else token_ids
         logits = torch.sin(scored[..., None] * torch.arange(1.0, self.vocab_size + 1))
         return 5 * logits, torch.zeros(1, token_ids.shape[1], 1)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..decoder import Decoder, KeyValueCache
+from ..decoder import Decoder
+from ..kv_cache import KeyValueCache
 from ..sampling import GREEDY_BELOW, draw
 from .data import Conversation
 
