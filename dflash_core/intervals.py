@@ -45,6 +45,11 @@ def cluster_interval(
     return float(value), float(value - max(high, quantile) * error), float(value - min(low, -quantile) * error)
 
 
+def ratio(sums: Array) -> Array:
+    """The figure that most are: the first column over the second."""
+    return np.asarray(sums[..., 0] / sums[..., 1])
+
+
 def _jackknife(sums: Array, figure: Callable[[Array], Array], weights: Array) -> tuple[Array, Array]:
     """The figure and its standard error for each row of weights (k, n), how often each cluster counts."""
     n = len(sums)

@@ -224,6 +224,11 @@ class RunningMetrics:
             yield PositionStats(i, accepted, judged, rate, low, high, survival)
 
 
+def tokens_and_blocks(blocks: Sequence[Block]) -> tuple[int, int]:
+    """Of a run's draft-verify cycles, whose ratio is its τ: block 0, the prefill's, is left out."""
+    return sum(len(block.emitted) for block in blocks[1:]), len(blocks) - 1
+
+
 def run_stats(blocks: Iterable[Block], block_size: int) -> RunStats:
     """The figures of a list of blocks."""
     metrics = RunningMetrics(block_size)

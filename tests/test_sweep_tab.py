@@ -228,7 +228,7 @@ def test_a_file_that_holds_no_prompts_is_told(name: str, content: bytes, message
 def test_the_command_repeats_the_sweep(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = prompts_file(tmp_path, "the cat's hat\na dog\n", "my prompts.txt")
-    presets = {"file": None, "presets": ["Open story", "Explain like I'm ten"]}
+    presets: dict[str, Any] = {"file": None, "presets": ["Open story", "Explain like I'm ten"]}
     for changes in ({"rows": 4, "seeds": 2, "draft_temperatures": ["0.3", "1"]}, presets, presets | {"chat": True}):
         request = asked(**({"file": file} | changes))
         program, *arguments = shlex.split(request.command(pair).removeprefix("python -m "))
@@ -261,7 +261,7 @@ def test_stopped_between_blocks_and_gone_on_with_it_is_the_same_sweep(
     steps: Any = sweeps.payloads(again)
     while next(steps)["version"] < 9:
         pass
-    steps.close()
+    steps.close()  # type: ignore[attr-defined]
     assert sweep.status == "stopped" and not sweeps._runs._queue._tickets
     before = len(sweep.lines)
     assert drain(sweeps.payloads(sweeps.of(request, "me")))["status"] == "done"

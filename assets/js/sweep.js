@@ -139,7 +139,7 @@ class SweepView {
       }
       const held = this.plots.get(id);
       held.chart = chart;
-      held.plot.setAttribute("role", "img");
+      held.plot.setAttribute("role", "group"); // an image could hold no buttons, and Plotly puts some there
       held.plot.setAttribute("aria-label", `${chart.title}. ${chart.caption}`);
       setText(held.caption, chart.caption);
       return held.node;

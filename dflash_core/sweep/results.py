@@ -7,9 +7,8 @@ from itertools import combinations, product
 
 import numpy as np
 
-from ..blocks import Block
-from ..intervals import Array, cluster_interval
-from ..metrics import RunStats, run_stats, survival_interval, wilson_interval
+from ..intervals import Array, cluster_interval, ratio
+from ..metrics import RunStats, run_stats, survival_interval, tokens_and_blocks, wilson_interval
 from ..theory import expected_acceptance_length
 from .figures import CellResult, ContextCurve, Estimate, PositionResult, RuleDifference, SweepResults
 from .plan import Cell, SweepPlan
@@ -63,11 +62,6 @@ def estimate(sums: Array, figure: Callable[[Array], Array], unit: str, *, low: f
     return Estimate(value, max(lower, low), min(upper, high), len(sums), unit)
 
 
-def tokens_and_blocks(blocks: Sequence[Block]) -> tuple[int, int]:
-    """Of the draft-verify cycles: block 0, the prefill's, is left out."""
-    return sum(len(block.emitted) for block in blocks[1:]), len(blocks) - 1
-
-
 def _by_cell(runs: Iterable[CellRun]) -> dict[Cell, list[CellRun]]:
     runs_of: dict[Cell, list[CellRun]] = {}
     for run in runs:
@@ -115,7 +109,7 @@ def _cell_result(plan: SweepPlan, cell: Cell, runs_of: RunsOf) -> CellResult:
 def _tau(runs: Sequence[CellRun], cell: Cell) -> Estimate | None:
     sums, unit = clusters(runs, lambda run: tokens_and_blocks(run.blocks))
     rows = np.array([row for row in sums.values() if row[1] > 0])
-    return estimate(rows, _ratio, unit, low=1.0, high=cell.block_size) if len(rows) else None
+    return estimate(rows, ratio, unit, low=1.0, high=cell.block_size) if len(rows) else None
 
 
 def _wilson(successes: int, trials: int) -> Estimate | None:
@@ -167,12 +161,8 @@ def _curves(plan: SweepPlan, runs_of: RunsOf) -> Iterable[ContextCurve]:
             yield ContextCurve(rule, cell.block_size, cell.temperature, cell.rule, plan.temperatures, tuple(taus))
 
 
-def _ratio(sums: Array) -> Array:
-    return np.asarray(sums[..., 0] / sums[..., 1])
-
-
 def _ratio_difference(sums: Array) -> Array:
-    return _ratio(sums) - _ratio(sums[..., 2:])
+    return ratio(sums) - ratio(sums[..., 2:])
 
 
 def _tau_of_places(sums: Array) -> Array:

@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 from ..blocks import Block, require
 from ..generate import dflash_generate
-from ..metrics import run_stats
+from ..intervals import cluster_interval, ratio
+from ..metrics import run_stats, tokens_and_blocks
 from ..pairs import EMBEDDED_DRAFT, Pair, PairError, load_pair
 from ..sampling import GREEDY_BELOW
 from ..verify import RULES
@@ -27,7 +28,6 @@ from .trainer import atomically
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "evaluation_prompts.json"
 ANY_RULE = "any"  # at temperature 0 all rules do the same
-RESAMPLES = 4000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -137,15 +137,18 @@ def summarise(runs: Sequence[tuple[str, Sequence[Block]]], block_size: int) -> d
 
 
 def tau_over_prompts(runs: Iterable[Sequence[Block]]) -> tuple[float | None, float | None, float | None]:
-    """Tokens a block, pooled over the runs, and its 95 % percentile interval when whole runs are drawn anew."""
-    counts = [(sum(len(b.emitted) for b in blocks[1:]), len(blocks) - 1) for blocks in runs]
-    tokens, blocks = np.array(counts, dtype=float).T
-    if not blocks.sum():
+    """Tokens a block, pooled over the runs, and its 95 % interval when whole runs are drawn anew."""
+    counts = [tokens_and_blocks(blocks) for blocks in runs if len(blocks) > 1]
+    if not counts:
         return None, None, None
-    drawn = np.random.default_rng(0).integers(len(blocks), size=(RESAMPLES, len(blocks)))
-    resampled = tokens[drawn].sum(1) / np.maximum(blocks[drawn].sum(1), 1)
-    low, high = np.quantile(resampled, (0.025, 0.975))
-    return float(tokens.sum() / blocks.sum()), float(low), float(high)
+    tau, low, high = cluster_interval(np.array(counts, dtype=float), ratio)
+    return tau, None if low is None else max(low, 1.0), high
+
+
+def shown_tau(cell: dict[str, Any] | None) -> str:
+    if cell is None or cell["tau"] is None:
+        return ""
+    return f"{cell['tau']:.2f}" + ("" if cell["tau_low"] is None else f" ({cell['tau_low']:.2f} – {cell['tau_high']:.2f})")
 
 
 def markdown(cells: Sequence[dict[str, Any]]) -> str:
@@ -159,10 +162,7 @@ def markdown(cells: Sequence[dict[str, Any]]) -> str:
     for cell in cells:
         rows.setdefault((cell["temperature"], cell["rule"]), {})[cell["block_size"]] = cell
     for (temperature, rule), by_size in rows.items():
-        taus = [
-            f"{c['tau']:.2f} ({c['tau_low']:.2f} – {c['tau_high']:.2f})" if (c := by_size.get(size)) and c["tau"] else ""
-            for size in sizes
-        ]
+        taus = [shown_tau(by_size.get(size)) for size in sizes]
         share = max(cell["repeated_share"] for cell in by_size.values())
         lines.append(f"| {temperature:g} | {rule} | {' | '.join(taus)} | {share:.0%} |")
     return "\n".join(lines) + "\n"
