@@ -261,7 +261,7 @@ def test_stopped_between_blocks_and_gone_on_with_it_is_the_same_sweep(
     steps: Any = sweeps.payloads(again)
     while next(steps)["version"] < 9:
         pass
-    steps.close()  # type: ignore[attr-defined]
+    steps.close()
     assert sweep.status == "stopped" and not sweeps._runs._queue._tickets
     before = len(sweep.lines)
     assert drain(sweeps.payloads(sweeps.of(request, "me")))["status"] == "done"
