@@ -2,6 +2,7 @@
 
 import { current } from "./current.js";
 import { el, fixed, probability, setText, visible } from "./dom.js";
+import { probabilities } from "./probabilities.js";
 import { addStyles } from "./served.js";
 import { Timeline } from "./timeline.js";
 import { words } from "./words.js";
@@ -183,97 +184,10 @@ class Inspector {
   }
 
   details(view, judged, k) {
-    const t = words.block;
-    const head = current.head;
-    const chart = el("div", { class: "bars" });
-    const note = el("p", { class: "bars-note" });
-    const draw = (temperature) => {
-      const [rows, said] = this.rows(judged, view.drafted[k - 1], temperature);
-      chart.replaceChildren(...this.bars(view, rows, k));
-      const overlap = rows.reduce((sum, [, p, q]) => sum + Math.min(p, q), 0);
-      setText(note, said ?? `${t.overlap} ${rows.at(-1)[0] === null ? "≥" : "="} ${probability(overlap)}`);
-    };
-    const reshape = this.reshape(judged, draw);
-    draw(null);
     return [
-      el(
-        "section",
-        { class: "bars-part" },
-        el("h4", {}, t.bars(k, head.temperature)),
-        el(
-          "p",
-          { class: "bars-key" },
-          el("span", { class: "key key-p" }, t.target),
-          el("span", { class: "key key-q" }, t.draft),
-          el("span", { class: "key key-min" }, t.shared),
-        ),
-        chart,
-        note,
-        reshape,
-      ),
+      probabilities(view, judged, k, (id) => this.shown(id)),
       el("ul", { class: "block-says" }, ...this.says(view, judged, k).map((line) => el("li", {}, line))),
     ];
-  }
-
-  /** [[id, p, q], …, [null, rest of p, rest of q]] at the run's temperature; at another one, of the listed tokens alone. */
-  rows(judged, drafted, temperature) {
-    // The drafted token is shown even where it is none of the most likely ones.
-    const top = judged.top.some(([id]) => id === drafted) ? judged.top : [...judged.top, [drafted, judged.p, judged.q]];
-    const total = (i) => top.reduce((sum, entry) => sum + entry[i], 0);
-    const held = [total(1), total(2)];
-    if (temperature === null) {
-      const rest = held.map((sum) => Math.max(0, 1 - sum));
-      return [[...top, ...(rest[0] + rest[1] > 1e-6 ? [[null, ...rest]] : [])], null];
-    }
-    const { temperature: run, draft_temperature: own } = current.head;
-    const columns = [1, 2].map((i) => {
-      const power = (i === 1 ? run : (own ?? run)) / temperature;
-      const weights = top.map((entry) => entry[i] ** power);
-      const sum = weights.reduce((a, b) => a + b, 0) || 1;
-      return weights.map((weight) => weight / sum);
-    });
-    const rows = top.map(([id], n) => [id, columns[0][n], columns[1][n]]);
-    return [rows, words.block.whatIf(...held.map((sum) => `${fixed(100 * sum, 1)} %`))];
-  }
-
-  reshape(judged, draw) {
-    const t = words.block;
-    const { temperature, draft_temperature: own, top_p: topP, top_k: topK } = current.head;
-    if (!(Math.min(temperature, own ?? temperature) >= 1e-5)) return el("p", { class: "bars-note" }, t.fixedTemperature);
-    if (!judged.top.length) return el("p", { class: "bars-note" }, t.noTable);
-    if (topP < 1 || topK > 0) return el("p", { class: "bars-note" }, t.truncated);
-    const value = el("output", {}, fixed(temperature, 2));
-    const slider = el("input", { type: "range", min: 0.1, max: 2, step: 0.05, value: temperature, "aria-label": t.temperature });
-    const reset = this.button(t.reset, t.reset, () => {
-      slider.value = temperature;
-      setText(value, fixed(temperature, 2));
-      draw(null);
-    });
-    slider.addEventListener("input", () => {
-      setText(value, fixed(Number(slider.value), 2));
-      draw(Number(slider.value));
-    });
-    return el("div", { class: "reshape" }, el("label", {}, `${t.temperature} `, value, slider), reset);
-  }
-
-  bars(view, rows, k) {
-    const t = words.block;
-    const own = view.kept >= k ? view.drafted[k - 1] : view.emitted[k - 1];
-    return rows.map(([id, p, q]) => {
-      const marks = [id === view.drafted[k - 1] ? t.drafted : null, id !== null && id === own ? t.emitted : null].filter(Boolean);
-      const bar = (name, share) => {
-        const node = el("span", { class: `bar bar-${name}` });
-        node.style.width = `${100 * Math.min(1, share)}%`;
-        return node;
-      };
-      return el(
-        "div",
-        { class: "bar-row" },
-        el("span", { class: "bar-name" }, id === null ? t.rest : this.shown(id), marks.length ? el("small", {}, marks.join(", ")) : null),
-        el("span", { class: "bar-pair", "aria-hidden": "true" }, bar("p", p), bar("q", q), bar("min", Math.min(p, q))),
-        el("span", { class: "bar-numbers" }, `p ${probability(p)} `, el("br"), `q ${probability(q)}`),
-      );
-    });
   }
 
   /** What happened at place k, from the block's own numbers. */

@@ -94,7 +94,7 @@ class Comparison {
 
   show({ settings, figures, figure, note, texts }) {
     this.figure = figure;
-    this.chart = figure ? el("div", { class: "plot", role: "img", "aria-label": figure.light.layout.title.text }) : null;
+    this.chart = figure ? el("div", { class: "plot", role: "group", "aria-label": figure.light.layout.title.text }) : null;
     const images = this.chart ? imageButtons(() => this.plotly, this.chart, "survival") : null;
     this.body.replaceChildren(
       el(

@@ -45,7 +45,7 @@ export async function start({ element, props, watch, boot, urls }) {
 
   const showResult = (result) => {
     replay = new Replay(result.lanes, boot.states);
-    plot = el("div", { class: "plot", role: "img", "aria-label": words.race.chart(result.why.lines.join(" ")) });
+    plot = el("div", { class: "plot", role: "group", "aria-label": words.race.chart(result.why.lines.join(" ")) });
     figure = result.figure;
     body.replaceChildren(...content(result, replay, plot));
     root.dataset.result = shown;

@@ -111,8 +111,5 @@ export async function start({ element, props, watch, server, boot, urls }) {
   watch("value", update);
   current.addEventListener("show", ({ detail }) => store.accept(detail));
   update();
-  new Place(async (run) => {
-    const answer = await server.get_run({ run, start: 0 }).catch(() => null);
-    if (answer) store.accept(JSON.parse(answer));
-  });
+  new Place(show);
 }
