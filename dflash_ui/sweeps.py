@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from dflash_core.metrics import tokens_and_blocks
 from dflash_core.pairs import Pair
 from dflash_core.sweep.about import describe
 from dflash_core.sweep.figures import SweepResults
 from dflash_core.sweep.outputs import write_results
 from dflash_core.sweep.plan import Cell, RunKey, SweepPlan
-from dflash_core.sweep.results import sweep_results, tokens_and_blocks
+from dflash_core.sweep.results import sweep_results
 from dflash_core.sweep.runs import CellRun, Step, TimeEstimate, encode_prompts
 from dflash_core.sweep.store import SweepDirectory, write_file
 

@@ -36,8 +36,8 @@ class CountingTarget(ToyTarget):
         super().__init__()
         self.caches: list[ToyCache] = []
 
-    def new_cache(self) -> ToyCache:
-        self.caches.append(super().new_cache())
+    def new_cache(self, rows: int = 1) -> ToyCache:
+        self.caches.append(super().new_cache(rows))
         return self.caches[-1]
 
 
@@ -63,7 +63,7 @@ def test_both_sides_take_turns_with_fresh_caches_after_a_warm_up() -> None:
     begun = [(lap.repeat, lap.arm) for lap in laps if lap.block.index == 0]
     assert begun == [(repeat, arm) for repeat in range(3) for arm in ARMS]
     assert len({id(cache) for cache in target.caches}) == len(begun)
-    assert all(cache.token_ids[:2] == [5, 6] for cache in target.caches)
+    assert all(cache.rows[0][:2] == [5, 6] for cache in target.caches)
     assert sum(len(lap.block.emitted) for lap in laps if not lap.repeat) == 2 * WARM_UP_TOKENS
     # Nothing is recorded on either side, so nothing but the loop is timed.
     assert all(lap.block.judged == () and lap.block.next_target_prob is None for lap in laps)
