@@ -200,7 +200,7 @@ def law_figure(check: LawCheck, labels: Sequence[str], *, dark: bool = False) ->
     """
     look, tokens = neutrals(dark), states()
     rows = list(range(len(labels)))
-    names = [_escaped(label) for label in labels]
+    names = [escaped(label) for label in labels]
     kept = [count / check.n for count in check.kept_counts]
     redrawn = [(count - accepted) / check.n for count, accepted in zip(check.counts, check.kept_counts, strict=True)]
 
@@ -275,7 +275,7 @@ def templates() -> dict[str, Any]:
     return figures | {"config": config()}
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Plain text for Plotly, which reads some HTML in every label."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

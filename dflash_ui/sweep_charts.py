@@ -5,7 +5,7 @@ In every trace of measured points `customdata` is [index of the cell in `SweepRe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ from plotly.colors import sample_colorscale
 
 from dflash_core.sweep.figures import CellResult, Estimate, SweepResults
 
-from .charts import layout
+from .charts import escaped, layout
+from .sweep_words import n_words, shortened, told
 from .text import text
 from .theme import neutrals, rule_looks
 
@@ -94,7 +95,7 @@ def tau_chart(results: SweepResults, about: Mapping[str, Any], cut: Slice, *, da
             line={"color": _colour(curve.rule, dark), "width": 2, "dash": "dash"},
             hovertemplate=text("sweep_charts", "theory").format(rule=curve.rule) + ", T = %{x}: %{customdata}<extra></extra>",
         )
-    caption = text("sweep_charts", "tau_caption").format(n=_ns(r.tau for r in _line(results, cut)), **_where(about))
+    caption = text("sweep_charts", "tau_caption").format(n=n_words(r.tau for r in _line(results, cut)), **_where(about))
     if curves and cut.draft_temperature is None:
         figure.add_scatter(
             name=text("sweep_charts", "theory_key"),
@@ -110,11 +111,11 @@ def tau_chart(results: SweepResults, about: Mapping[str, Any], cut: Slice, *, da
 
 def kind_chart(results: SweepResults, about: Mapping[str, Any], kind: str, cut: Slice, *, dark: bool = False) -> Chart:
     """τ over the temperature on the prompts of one kind; the axis is the same for all kinds."""
-    figure = _tau_figure(results, cut, plain(kind, 40), lambda result: result.tau_by_kind.get(kind), dark)
+    figure = _tau_figure(results, cut, escaped(shortened(kind, 40)), lambda result: result.tau_by_kind.get(kind), dark)
     every = [tau for result in _line(results, cut) for tau in result.tau_by_kind.values()]
     figure.update_layout(height=KIND_HEIGHT, margin={"b": 76, "t": 42})
     figure.update_yaxes(range=[1, 1.05 * max((_high(tau) for tau in every), default=2.0)], title=None)
-    n = _ns(result.tau_by_kind.get(kind) for result in _line(results, cut))
+    n = n_words(result.tau_by_kind.get(kind) for result in _line(results, cut))
     caption = text("sweep_charts", "kind_caption").format(n=n, block_size=cut.block_size, **_where(about))
     return Chart("kind", kind, caption, figure)
 
@@ -159,7 +160,9 @@ def heat_chart(results: SweepResults, about: Mapping[str, Any], rule: str, cut: 
     )
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category", showgrid=False, rangemode="normal")
-    caption = text("sweep_charts", "heat_caption").format(n=_ns(result.tau for row in rows for _, result in row), **_where(about))
+    caption = text("sweep_charts", "heat_caption").format(
+        n=n_words(result.tau for row in rows for _, result in row), **_where(about)
+    )
     return Chart("heat", title, caption, figure)
 
 
@@ -219,22 +222,8 @@ def speed_chart(results: SweepResults, about: Mapping[str, Any], cut: Slice, *, 
     )  # fmt: skip
     figure.update_xaxes(tickvals=[1, *sizes])
     cells = [r for r in results.cells if (r.cell.temperature, r.cell.draft_temperature) == here]
-    n = _ns(result.speed.speedup if result.speed else None for result in cells)
+    n = n_words(result.speed.speedup if result.speed else None for result in cells)
     return Chart("speed", title, text("sweep_charts", "speed_caption").format(n=n, **_where(about)), figure)
-
-
-def told(estimate: Estimate | None, digits: int = 2) -> str:
-    """An estimate to read: value, 95 % interval, n."""
-    if estimate is None:
-        return text("sweep_charts", "unmeasured")
-    interval = "" if estimate.low is None else f" ({estimate.low:.{digits}f} – {estimate.high:.{digits}f})"
-    return f"{estimate.value:.{digits}f}{interval}, n = {estimate.n:,}"
-
-
-def plain(words: str, most: int) -> str:
-    """Text from a person or a model for Plotly, which reads some HTML in every label; shortened."""
-    shown = words if len(words) <= most else f"{words[: most - 1]}…"
-    return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _tau_figure(
@@ -316,16 +305,6 @@ def _speed_words(result: CellResult) -> str:
     assert speed is not None
     costs = f"d {speed.draft_cost.value:.2f}, v {speed.verify_cost.value:.2f}"
     return f"B = {result.cell.block_size}: {told(speed.speedup)} × ({costs})"
-
-
-def _ns(estimates: Iterable[Estimate | None]) -> str:
-    """The n of the estimates with its unit: one number, or from the least to the most."""
-    found = [estimate for estimate in estimates if estimate]
-    ns = sorted({estimate.n for estimate in found})
-    if not ns:
-        return text("sweep_charts", "none")
-    unit = found[0].unit
-    return f"{ns[0]:,} {unit[:-1] if ns == [1] else unit}" if len(ns) == 1 else f"{ns[0]:,} – {ns[-1]:,} {unit}"
 
 
 def _where(about: Mapping[str, Any]) -> dict[str, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dflash_core.sweep.figures import CellResult, Estimate, SweepResults
 from dflash_core.sweep.plan import Cell, SweepPlan
 
-from .sweep_charts import told
 from .text import text
 
 CELL_COLUMNS = (
@@ -29,6 +28,29 @@ CELL_COLUMNS = (
 DIFFERENCE_COLUMNS = ("rule", "other", "temperature", "block_size", "difference")
 
 Table = tuple[list[str], list[list[str]]]
+
+
+def told(estimate: Estimate | None, digits: int = 2) -> str:
+    """An estimate to read: value, 95 % interval, n."""
+    if estimate is None:
+        return text("sweep_charts", "unmeasured")
+    interval = "" if estimate.low is None else f" ({estimate.low:.{digits}f} – {estimate.high:.{digits}f})"
+    return f"{estimate.value:.{digits}f}{interval}, n = {estimate.n:,}"
+
+
+def n_words(estimates: Iterable[Estimate | None]) -> str:
+    """The n of the estimates with its unit: one number, or from the least to the most."""
+    found = [estimate for estimate in estimates if estimate]
+    ns = sorted({estimate.n for estimate in found})
+    if not ns:
+        return text("sweep_charts", "none")
+    unit = found[0].unit
+    return f"{ns[0]:,} {unit[:-1] if ns == [1] else unit}" if len(ns) == 1 else f"{ns[0]:,} – {ns[-1]:,} {unit}"
+
+
+def shortened(words: str, most: int) -> str:
+    """At most so many characters."""
+    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 def result_table(results: SweepResults) -> Table:

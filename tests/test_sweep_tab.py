@@ -25,11 +25,12 @@ from dflash_ui.recorded_sweep import RecordedSweep, recorded_sweep
 from dflash_ui.runs import Runs
 from dflash_ui.stage import encode
 from dflash_ui.sweep_board import board, cell_runs
-from dflash_ui.sweep_charts import Slice, sweep_charts, told
+from dflash_ui.sweep_charts import Slice, sweep_charts
 from dflash_ui.sweep_report import main as make_report
 from dflash_ui.sweep_report import report_html
 from dflash_ui.sweep_request import MAX_CELLS, SweepRequest
 from dflash_ui.sweep_tab import sweep_functions, time_words
+from dflash_ui.sweep_words import told
 from dflash_ui.sweeps import Sweep, Sweeps
 from dflash_ui.theme import rule_looks
 from tests.served import ServedPage, Visitor, until
