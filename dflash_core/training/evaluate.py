@@ -1,6 +1,6 @@
 """Measures a draft on held-out prompts: `python -m dflash_core.training.evaluate --out DIRECTORY`.
 
-Runs the loop as the page does, in float32 on the CPU, over temperatures × rules × block sizes, and writes one file for each
+Runs the page's loop in float32, many prompts at a time, over temperatures × rules × block sizes, and writes one file for each
 such cell; a run that was stopped goes on with the cells that are missing. At the end `evaluation.json` and `evaluation.md`
 hold all cells of the directory: τ with its 95 % interval (bootstrap over prompts), acceptance by position, repeated text.
 """
@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..blocks import Block, require
-from ..generate import dflash_generate
+from ..blocks import Block, SamplingParams, require
 from ..intervals import cluster_interval, ratio
 from ..metrics import run_stats, tokens_and_blocks
 from ..pairs import EMBEDDED_DRAFT, Pair, PairError, load_pair
+from ..rows import Request, iter_rows
 from ..sampling import GREEDY_BELOW
 from ..verify import RULES
 from .trainer import atomically
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "evaluation_prompts.json"
+ROWS = 12  # prompts decoded at once
 ANY_RULE = "any"  # at temperature 0 all rules do the same
 
 
@@ -97,23 +98,24 @@ def cell_name(temperature: float, rule: str, block_size: int) -> str:
 def measure(
     pair: Pair, prompts: dict[str, list[str]], temperature: float, rule: str, block_size: int, tokens: int, raw: bool, bar: Any
 ) -> list[tuple[str, Sequence[Block]]]:
-    """One run for each prompt, with the prompt's kind. The seed is the prompt's number."""
-    runs: list[tuple[str, Sequence[Block]]] = []
-    for seed, (kind, prompt) in enumerate((kind, prompt) for kind, some in prompts.items() for prompt in some):
-        generation = dflash_generate(
-            pair.draft,
-            pair.target,
-            pair.encode(prompt, chat=not raw),
-            max_new_tokens=tokens,
-            stop_token_ids=pair.stop_token_ids,
-            temperature=temperature,
-            block_size=block_size,
-            rule=rule,
-            seed=seed,
+    """One run for each prompt, with the prompt's kind; many at a time. The seed is the prompt's number."""
+    texts = [(kind, prompt) for kind, some in prompts.items() for prompt in some]
+    requests = [
+        Request(
+            tuple(pair.encode(prompt, chat=not raw)[0].tolist()),
+            SamplingParams(temperature=temperature, rule=rule, seed=seed),
+            block_size,
+            tokens,
+            tuple(pair.stop_token_ids),
         )
-        runs.append((kind, generation.blocks))
-        bar.update()
-    return runs
+        for seed, (_, prompt) in enumerate(texts)
+    ]
+    runs: list[tuple[str, list[Block]]] = [(kind, []) for kind, _ in texts]
+    for index, block in iter_rows(pair.draft, pair.target, requests, rows=ROWS, record=False):
+        runs[index][1].append(block)
+        if block.finish_reason:
+            bar.update()
+    return list(runs)
 
 
 def summarise(runs: Sequence[tuple[str, Sequence[Block]]], block_size: int) -> dict[str, Any]:
