@@ -19,7 +19,7 @@ from dflash_ui.run_tab import RunTab
 from dflash_ui.runs import Run, Runs
 
 # What a visitor does takes as long as a busy machine takes; this is for what does not happen at all.
-PATIENCE = 30.0
+PATIENCE = 60.0
 ENDED = ("done", "stopped", "error")
 BROWSER_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
