@@ -11,6 +11,7 @@ from scipy import special
 from .metrics import CONFIDENCE
 
 RESAMPLES = 1000
+LEAST = 3  # clusters for an interval: Student's t of two is 12.7 standard errors wide on either side, and says nothing
 FEW = 6  # clusters; with fewer, too many resamples hold one or two of them only
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -22,7 +23,8 @@ def cluster_interval(
 
     sums: (n, m), a row for each cluster, such as tokens and blocks of each prompt.
     figure: sums (…, m) over clusters → the figure (…), such as their ratio; a smooth function.
-    Without an interval (None, None) for a single cluster, and for clusters that all agree: they do not say how far others may be.
+    Without an interval (None, None) for one or two clusters, and for clusters that all agree: they do not say how far others may
+    be.
 
     The studentised bootstrap over clusters (Efron and Tibshirani 1993, chapter 12.5), with the standard error of the jackknife
     that leaves one cluster out. Its quantiles are those of the bootstrap or of Student's t, whichever lie further out; below 6
@@ -32,7 +34,7 @@ def cluster_interval(
     n = len(sums)
     with np.errstate(divide="ignore", invalid="ignore"):
         (value,), (error,) = _jackknife(sums, figure, np.ones((1, n)))
-        if n < 2 or not np.isfinite(error) or error <= 1e-12 * abs(value):
+        if n < LEAST or not np.isfinite(error) or error <= 1e-12 * abs(value):
             return float(value), None, None
         quantile = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2))
         if n < FEW:

@@ -15,6 +15,7 @@ from dflash_core.sweep.plan import Cell, Prompt, RunKey, SweepPlan
 from dflash_core.sweep.results import cell_result, sweep_results
 from dflash_core.sweep.runs import CellRun, sweep_runs
 from dflash_core.toy import WORDS
+from dflash_core.training.evaluate import tau_over_prompts
 from tests.sweeps import PROMPTS, ToyLaw, plan
 
 SWEEPS, BLOCK_SIZE, TOKENS = 200, 4, 24
@@ -74,8 +75,8 @@ def test_a_cluster_interval_is_that_of_student_for_equal_few_clusters() -> None:
     assert (value, low, high) == pytest.approx((3.0, 3.0 - half, 3.0 + half), rel=1e-6)
 
 
-def test_one_cluster_or_clusters_that_agree_have_no_interval() -> None:
-    for sums in (np.array([[6.0, 2.0]]), np.array([[6.0, 2.0], [3.0, 1.0], [9.0, 3.0]])):
+def test_two_clusters_or_clusters_that_agree_have_no_interval() -> None:
+    for sums in (np.array([[6.0, 2.0]]), np.array([[7.0, 2.0], [2.0, 1.0]]), np.array([[6.0, 2.0], [3.0, 1.0], [9.0, 3.0]])):
         assert cluster_interval(sums, lambda s: s[..., 0] / s[..., 1]) == (3.0, None, None)
 
 
@@ -143,6 +144,17 @@ def test_with_one_prompt_its_seeds_are_the_units() -> None:
     ]
     tau = cell_result(small, small.cells[0], runs).tau
     assert tau is not None and (tau.value, tau.n, tau.unit) == (3.0, 3, "seeds") and tau.low is not None
+
+
+def test_sweep_and_evaluation_have_one_interval() -> None:
+    small = plan(prompts=PROMPTS, temperatures=(0.8,), block_sizes=(4,), rules=("match",), contexts=False)
+    runs = [
+        CellRun(RunKey(small.cells[0], i, 0), (prefill(), block(4, kept), block(4, 0, finish="length")))
+        for i, kept in enumerate((0, 3, 1, 2, 3, 0))
+    ]
+    tau = cell_result(small, small.cells[0], runs).tau
+    assert tau is not None and tau_over_prompts([run.blocks for run in runs]) == (tau.value, tau.low, tau.high)
+    assert tau_over_prompts([(prefill(),)]) == (None, None, None)
 
 
 def test_the_recommendation_says_what_is_best_and_what_is_within_noise() -> None:

@@ -16,7 +16,7 @@ class Estimate:
     """A value with its 95 % interval and the number of independent units behind it.
 
     unit: "prompts"; "seeds", where there is one prompt only; "judged" (tokens) or "blocks".
-    low, high: None where there is no interval: with a single unit, or units that all agree.
+    low, high: None where there is no interval: with one or two units, or units that all agree.
     """
 
     value: float

@@ -10,8 +10,8 @@ from itertools import islice
 
 from ..blocks import Block, Generation
 from ..pairs import Pair
+from ..rows import Request, iter_rows
 from ..whatif import judged_positions, rescore
-from .one_by_one import Request, iter_rows
 from .plan import RunKey, SweepError, SweepPlan
 
 

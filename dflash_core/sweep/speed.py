@@ -107,7 +107,7 @@ def _words(cell: Cell, gain: Estimate, best: int, within: Sequence[int], sizes: 
         only = "is best" if len(sizes) > 1 else "was measured"
         text = f"{where}: B = {best} {only}, {measured}"
     if gain.low is None:
-        return f"{text}; a single prompt gives no interval."
+        return f"{text}; {'one prompt gives' if gain.n == 1 else 'so few prompts give'} no interval."
     others = [size for size in within if size > 1]
     if others:
         text += f"; {_listed(others, sizes)} {'is' if len(others) == 1 else 'are'} within noise"
