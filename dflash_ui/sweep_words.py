@@ -30,12 +30,17 @@ DIFFERENCE_COLUMNS = ("rule", "other", "temperature", "block_size", "difference"
 Table = tuple[list[str], list[list[str]]]
 
 
-def told(estimate: Estimate | None, digits: int = 2) -> str:
+def told(estimate: Estimate | None) -> str:
     """An estimate to read: value, 95 % interval, n."""
     if estimate is None:
         return text("sweep_charts", "unmeasured")
-    interval = "" if estimate.low is None else f" ({estimate.low:.{digits}f} – {estimate.high:.{digits}f})"
-    return f"{estimate.value:.{digits}f}{interval}, n = {estimate.n:,}"
+    interval = "" if estimate.low is None else f" ({_fixed(estimate.low)} – {_fixed(estimate.high)})"
+    return f"{_fixed(estimate.value)}{interval}, n = {estimate.n:,}"
+
+
+def _fixed(value: float | None) -> str:
+    """Two decimals; of an interval that noise has blown up only its size."""
+    return "–" if value is None else f"{value:.2f}" if abs(value) < 1000 else f"{value:.0e}"
 
 
 def n_words(estimates: Iterable[Estimate | None]) -> str:
