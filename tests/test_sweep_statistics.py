@@ -180,6 +180,14 @@ def test_the_recommendation_says_what_is_best_and_what_is_within_noise() -> None
     slower = [dataclasses.replace(run, blocks=(prefill(), slowed(run))) if not run.key.cell.is_plain else run for run in runs]
     (said,) = sweep_results(small, slower).recommendations
     assert said.block_size == 1 and said.within_noise == () and "plain decoding is fastest" in said.text
+    uneven = [
+        dataclasses.replace(run, blocks=(prefill(), slowed(run, 400.0 ** (run.key.prompt % 2))))
+        if not run.key.cell.is_plain
+        else run
+        for run in runs
+    ]
+    (said,) = sweep_results(small, uneven).recommendations
+    assert "differ too much from prompt to prompt" in said.text
     (model,) = results.models
     assert model.block_sizes == tuple(range(2, 9)) and model.best[0] in model.block_sizes
 
@@ -211,5 +219,5 @@ def block(
     return Block(1, 1, 1, drafted, kept, 1, kind, (1,) * (kept + 1), finish, (), None, *seconds)
 
 
-def slowed(run: CellRun) -> Block:
-    return dataclasses.replace(run.blocks[1], verify_seconds=3 * run.blocks[1].verify_seconds)
+def slowed(run: CellRun, factor: float = 3) -> Block:
+    return dataclasses.replace(run.blocks[1], verify_seconds=factor * run.blocks[1].verify_seconds)

@@ -14,6 +14,7 @@ from .runs import CellRun
 
 # Columns of a prompt's sums: tokens, cycles, and seconds outside and inside the target's pass.
 TOKENS, CYCLES, AROUND, VERIFY = range(4)
+TOO_WIDE = 10  # a speed-up whose interval spans such a factor says nothing
 
 
 def cell_speed(runs: Sequence[CellRun], plain: Sequence[CellRun]) -> CellSpeed | None:
@@ -99,6 +100,11 @@ def _words(cell: Cell, gain: Estimate, best: int, within: Sequence[int], sizes: 
     draft = "" if cell.draft_temperature is None else f" (draft at {cell.draft_temperature:g})"
     prompts = f"On these {gain.n} prompts" if gain.n > 1 else "On this one prompt"
     where = f"{prompts}, `{cell.rule}` at T = {cell.temperature:g}{draft}"
+    if gain.low is not None and gain.high is not None and gain.high > TOO_WIDE * gain.low:
+        return (
+            f"{where}: the speeds differ too much from prompt to prompt to recommend a block size (the 95 % interval of the best, "
+            f"B = {cell.block_size}, spans a factor of more than {TOO_WIDE}): take more prompts, or a quieter machine."
+        )
     interval = f" ({gain.low:.2f} – {gain.high:.2f})" if gain.low is not None else ""
     measured = f"{gain.value:.2f} ×{interval}"
     if best == 1:
