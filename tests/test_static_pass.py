@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib.util
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -213,3 +215,24 @@ def test_a_graphed_draft_is_read_like_any_other(tmp_path: Path) -> None:
     assert isinstance(loaded, GraphedDraft) and isinstance(loaded, DFlashDraftModel)
     for name, parameter in plain.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], parameter)
+
+
+def test_the_gpu_script_runs_on_tiny_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
+    spec = importlib.util.spec_from_file_location("gpu_script", path)
+    assert spec and spec.loader
+    script: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    options = ["--device", "cpu", "--tiny", "--tokens", "5", "--rounds", "1", "--minutes", "0", "--contexts", "40", "90"]
+    script.main([*options, "--shapes", "tiny Qwen3", "--out", str(tmp_path / "gpu.json")])
+    results, report = json.loads((tmp_path / "gpu.json").read_text()), capsys.readouterr().out
+    checks = results["tiny Qwen3"]["checks"]
+    assert all(value == "yes, 5 tokens" for name, value in checks.items() if "equal texts" in name)
+    assert checks["recording"] == "no fault"
+    assert all(value > 0 for values in results["tiny Qwen3"]["tokens_per_second"].values() for value in values)
+    for row in ("| ours, B = 16, graphs |", "| transformers generate |", "| dflash 0.1.0, B = 8 |", "| 90 |"):
+        assert row in report
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit):
+            script.main([])
+        assert "torch sees no CUDA device here. To try the script itself: --device cpu --tiny" in capsys.readouterr().err
