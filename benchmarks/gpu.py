@@ -7,6 +7,7 @@ what a pass costs replayed and launched kernel by kernel; and the cost of a bloc
 A random draft is hardly ever right, so τ is about 1 and DFlash can only lose against plain decoding. What counts is what a block
 costs: over a plain step that is the τ from which on DFlash wins.
 `--device cpu --tiny` runs the same on tiny shapes, the pass itself repeated in place of a graph: a check of this script.
+One long file, since it runs seldom, elsewhere and against the clock.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class Replays:
             recorded.take(inputs)
             recorded.replay, recorded.outputs = self._record(functools.partial(compute, *own), device)
             return recorded
-        except RuntimeError as error:  # such are torch's errors of CUDA and of its memory
+        except Exception as error:  # whatever it is, the plain way is there; and if that fails too, it says so itself
             self.enabled, self.reason = False, str(error).partition("\n")[0]
             self._recorded = {}
             _log.warning("CUDA graphs are off, and all passes go the plain way: %s", self.reason)

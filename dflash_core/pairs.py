@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EMBEDDED_DRAFT = Path(__file__).parent.parent / "assets" / "draft"
 CUSTOM = "custom"  # key of a pair whose target or draft was given by path or hub id
+REPLAYED_ON = {"cuda"}  # types of devices on which passes are recorded and replayed
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -186,8 +187,8 @@ def load_pair(
     if info["missing_keys"]:  # transformers would leave them at random
         raise PairError(f"the target {target_source} lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
     stops = stop_token_ids(model, tokenizer)
-    fast = fast and model.device.type in ("cpu", "cuda") and supports(model)
-    graphed = fast and model.device.type == "cuda"
+    fast = fast and model.device.type in ("cpu", *REPLAYED_ON) and supports(model)
+    graphed = fast and model.device.type in REPLAYED_ON
     make_target = GraphedTarget if graphed else DecoderTarget if fast else TransformersTarget
     make_draft = GraphedDraft if graphed else DFlashDraftModel
     wrapped = _fitting(functools.partial(make_target, model.eval()))

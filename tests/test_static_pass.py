@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dflash_core import attention, dflash_generate, static_pass
+from dflash_core import attention, dflash_generate, pairs, static_pass
 from dflash_core.cuda_graphs import GraphedDraft, GraphedTarget, Replays, warm_up
 from dflash_core.draft_model import DFlashDraftModel
 from dflash_core.target import DecoderTarget
+from dflash_core.toy import toy_tokenizer
 
-from .conftest import VOCAB, tiny_draft
-from .tape import Recorder
+from .conftest import VOCAB, tiny_draft, tiny_target
+from .tape import Recorder, Tape
 
 TAPS = (0, 2, 3)
 WINDOW = {"layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": True, "sliding_window": 6}
@@ -215,6 +216,50 @@ def test_a_graphed_draft_is_read_like_any_other(tmp_path: Path) -> None:
     assert isinstance(loaded, GraphedDraft) and isinstance(loaded, DFlashDraftModel)
     for name, parameter in plain.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], parameter)
+
+
+def test_a_pair_is_replayed_where_that_is_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the files to the text. Where recording fails, as it does without CUDA, the pair works all the same."""
+    tiny_target("qwen3").save_pretrained(tmp_path / "target")
+    toy_tokenizer().save_pretrained(tmp_path / "target")
+    tiny_draft().save_pretrained(tmp_path / "draft")
+    options: dict[str, Any] = {"target": str(tmp_path / "target"), "draft": str(tmp_path / "draft"), "device": "cpu"}
+    plain = pairs.load_pair(**options)
+    assert type(plain.target) is DecoderTarget and type(plain.draft) is DFlashDraftModel
+    monkeypatch.setattr(pairs, "REPLAYED_ON", {"cpu"})
+    pair = pairs.load_pair(**options)
+    assert isinstance(pair.target, GraphedTarget) and isinstance(pair.draft, GraphedDraft)
+    assert pair.target.replays.reason and pair.draft.replays.reason and len(caplog.records) == 2
+    texts = [dflash_generate(each.draft, each.target, tokens(9), max_new_tokens=20, seed=1).token_ids for each in (plain, pair)]
+    assert texts[0] == texts[1]
+    assert not isinstance(pairs.load_pair(**options, fast=False).target, GraphedTarget)
+
+
+def test_folded_attention_is_grouped_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For rows at different places too."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(*shape, generator=generator) for shape in ((3, 5, 6, 8), (3, 2, 40, 8), (3, 2, 40, 8)))
+    visible = torch.arange(40) <= torch.tensor([[3], [20], [34]])[:, :, None] + torch.arange(5)[:, None]
+    results = []
+    for grouped in ({"cpu"}, set()):
+        monkeypatch.setattr(attention, "TAKES_GROUPS", grouped)
+        mask = attention.mask_for(visible, 3, torch.float32)
+        results += [attention.attention(query, key, value, mask), attention.attention(query, key, value, None)]
+    torch.testing.assert_close(results[0], results[2])
+    torch.testing.assert_close(results[1], results[3])
+
+
+@pytest.mark.parametrize("rule", ["match", "speculative", "coupled", "block"])
+def test_the_loop_reads_no_number_but_the_verdicts(target: PreTrainedModel, rule: str) -> None:
+    """A number read by the host makes it wait for the GPU; the verdicts' `tolist`, which is not seen here, is the only one."""
+    draft, own, _ = graphed(target)
+    with Tape() as tape:
+        dflash_generate(draft, own, tokens(9), max_new_tokens=8, rule=rule, temperature=0.7, top_k=5, seed=1)
+    reading = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
+    names = [call[0] for call in tape.calls]
+    assert len(names) > 100 and not reading & {*names}
 
 
 def test_the_gpu_script_runs_on_tiny_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
