@@ -35,7 +35,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["auto", *DTYPES], default="auto", help="default: float32 on cpu, else the pair's own")
     parser.add_argument("--device-map", metavar="MAP", help='spread the target over devices, such as "auto"')
     parser.add_argument(
-        "--no-fast-path", dest="fast", action="store_false", help="run the target through transformers on the CPU"
+        "--no-fast-path", dest="fast", action="store_false", help="run the target through transformers, without CUDA graphs"
     )
     parser.add_argument("--host", default=None, help="address to listen on (default: 127.0.0.1; 0.0.0.0 lets others in)")
     parser.add_argument("--port", type=int, default=None, help="default: 7860, or the next free one")

@@ -10,18 +10,32 @@ Shapes: R rows, n tokens a row in this pass, S cache positions, D hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .attention import attention, mask_for
 from .blocks import require
 from .fast_linear import FastLinear
 from .kv_cache import FIRST_CAPACITY, KeyValueCache, Where
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+class Place(NamedTuple):
+    """Where one pass stands.
+
+    positions: (R, n), or (1, n) if they are the same of every row. where: the same in the cache.
+    end: positions of the cache that are looked at. visible: (R or 1, n, end) of bool, which of them a token sees; None for all.
+    """
+
+    positions: Tensor
+    where: Where
+    end: int
+    visible: Tensor | None
 
 
 def supports(model: PreTrainedModel) -> bool:
@@ -79,23 +93,28 @@ class Decoder:
         else:
             positions = torch.tensor(starts, device=device)[:, None] + torch.arange(n, device=device)
             where = (torch.arange(rows, device=device)[:, None].expand_as(positions), positions)
+        is_seen = n == 1 and isinstance(where, slice)
+        visible = None if is_seen else torch.arange(end, device=device) <= positions[..., None]
+        found = self.run(token_ids, Place(positions, where, end, visible), cache, taps=taps)
+        cache.lengths[:rows] = [start + n for start in starts]
+        return found
+
+    def run(
+        self, token_ids: Tensor, place: Place, cache: KeyValueCache, *, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What `forward` returns, of a pass at a given place. The cache's lengths are neither read nor changed."""
         hidden = F.embedding(token_ids, self.embedding)
-        cos, sin = self.rotary(hidden, positions)
+        cos, sin = self.rotary(hidden, place.positions)
         half = self.head_dim // 2
         # rotate_half(x) is x rolled by half a head with its first half negated: the sign goes into the sine.
         sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
         rotary = (cos[:, :, None], sin[:, :, None])
-        mask = None
-        if n > 1 or isinstance(where, tuple):
-            visible = torch.arange(end, device=device) <= positions[..., None]  # (R or 1, n, S)
-            mask = torch.zeros(visible.shape, dtype=hidden.dtype, device=device).masked_fill_(~visible, float("-inf"))
-            mask = mask[:, None]
+        mask = None if place.visible is None else mask_for(place.visible, self.groups, hidden.dtype)
         features = []
         for index, layer in enumerate(self.layers):
-            hidden = layer(hidden, rotary, mask, cache, index, where, end)
+            hidden = layer(hidden, rotary, mask, cache, index, place.where, place.end)
             if index in taps and index < len(self.layers) - 1:
                 features.append(hidden)
-        cache.lengths[:rows] = [start + n for start in starts]
         hidden = _normed(hidden, self.epsilon) * self.norm
         if len(self.layers) - 1 in taps:
             features.append(hidden)
@@ -143,8 +162,7 @@ class _Layer:
             qk = _normed(qk, self.epsilon) * self.norm_qk
         qk = torch.addcmul(qk * rotary[0], qk.roll(self.head_dim // 2, -1), rotary[1])
         key, value = cache.write(index, qk[:, :, heads:], qkv[:, :, rotated:], where, rows=rows, end=end)
-        query = qk[:, :, :heads].transpose(1, 2)
-        attended = F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True).transpose(1, 2)
+        attended = attention(qk[:, :, :heads], key, value, mask)
         hidden = hidden + self.out(attended.reshape(rows, n, heads * self.head_dim))
         gate, up = self.gate_up(_normed(hidden, self.epsilon) * self.norm_mid).chunk(2, dim=-1)
         return hidden + self.down(self.activation(gate) * up)

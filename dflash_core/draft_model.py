@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
+from .attention import attention, mask_for
 from .blocks import require
 from .kv_cache import FIRST_CAPACITY, KeyValueCache, Where
 
@@ -73,22 +73,23 @@ class DraftAttention(nn.Module):
         key = _rotate(self.k_norm(self._heads(self.k_proj(inputs))), place.rotary)
         value = self._heads(self.v_proj(inputs))
         key, value = cache.write(self.layer_index, key, value, place.where, rows=rows, end=place.end)
-        query = query.view(rows, size, -1, self.head_dim).transpose(1, 2)
-        attended = F.scaled_dot_product_attention(query, key, value, self._visible(place), enable_gqa=True)
-        return self.o_proj(attended.transpose(1, 2).flatten(2))
+        query = query.view(rows, size, -1, self.head_dim)
+        visible = self._visible(place)
+        mask = None if visible is None else mask_for(visible, query.shape[2] // key.shape[1], query.dtype)
+        return self.o_proj(attention(query, key, value, mask).flatten(2))
 
     def _heads(self, inputs: Tensor) -> Tensor:
         """(1, N, heads · head_dim) → (1, N, heads, head_dim)"""
         return inputs.unflatten(-1, (-1, self.head_dim))
 
     def _visible(self, place: Place) -> Tensor | None:
-        """Which positions of its row each block position sees, (R, 1, B, S) of bool; None if that is everything there is."""
-        if len(place.blocks) == 1 and not self.is_causal and self.window is None:
+        """Which positions of its row each block position sees, (R, B, S) of bool; None if that is everything there is."""
+        if isinstance(place.where, slice) and not self.is_causal and self.window is None:
             return None
         positions = torch.arange(place.end, device=place.blocks.device)
         distance = place.blocks[..., None] - positions  # > 0: the key lies before the query
         visible = distance >= 0 if self.is_causal else (positions <= place.blocks[:, -1:, None]).expand_as(distance)
-        return (visible if self.window is None else visible & (distance.abs() < self.window))[:, None]
+        return visible if self.window is None else visible & (distance.abs() < self.window)
 
 
 class DraftLayer(nn.Module):
@@ -164,13 +165,16 @@ class DFlashDraftModel(PreTrainedModel):
         n_new: how many of the features belong to each row; may be left out for one row.
         """
         n_new = n_new or [target_features.shape[1]]
-        hidden = noise_embedding
-        place = self._place(cache.lengths, n_new, hidden)
-        context = self.hidden_norm(self.fc(target_features))
-        for layer in self.layers:
-            hidden = layer(hidden, context, place, cache)
+        hidden = self.run(target_features, noise_embedding, self._place(cache.lengths, n_new, noise_embedding), cache)
         for row, n in enumerate(n_new):
             cache.lengths[row] += n
+        return hidden
+
+    def run(self, target_features: Tensor, noise_embedding: Tensor, place: Place, cache: KeyValueCache) -> Tensor:
+        """What `forward` returns, of a pass at a given place. The cache's lengths are neither read nor changed."""
+        hidden, context = noise_embedding, self.hidden_norm(self.fc(target_features))
+        for layer in self.layers:
+            hidden = layer(hidden, context, place, cache)
         return self.norm(hidden)
 
     def _place(self, lengths: Sequence[int], n_new: Sequence[int], hidden: Tensor) -> Place:
@@ -218,11 +222,18 @@ class DFlashDraftModel(PreTrainedModel):
             f"target_features must have shape (1, n, {n_features}), not {tuple(target_features.shape)}: "
             f"layers {self.target_layer_ids} of a target of hidden size {self.config.hidden_size}, side by side",
         )
-        ids = torch.full((len(anchor), block_size), self.mask_token_id, device=target_features.device)
+        features = target_features.to(self.dtype)
+        return self.logits(
+            anchor, block_size, embed, head,
+            lambda noise: self(target_features=features, noise_embedding=noise, cache=cache, n_new=n_new),
+        )  # fmt: skip
+
+    def logits(self, anchor: Tensor, block_size: int, embed: RowMap, head: RowMap, layers: RowMap) -> Tensor:
+        """What `propose` returns, the layers being given as a function from the embedded blocks to their hidden states."""
+        ids = torch.full((len(anchor), block_size), self.mask_token_id, device=anchor.device)
         ids[:, :1] = anchor
         embedding = embed(ids)
-        noise = embedding.to(self.dtype) * self.input_embedding_scale
-        hidden = self(target_features=target_features.to(self.dtype), noise_embedding=noise, cache=cache, n_new=n_new)
+        hidden = layers(embedding.to(self.dtype) * self.input_embedding_scale)
         drafted = hidden[:, 1:].to(embedding.dtype)
         logits = (self._words[1] if self._words else head)(drafted) * self.output_multiplier
         cap = self.final_logit_softcapping

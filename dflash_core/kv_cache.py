@@ -32,6 +32,16 @@ class KeyValueCache:
         """Valid positions of the first row: of the run, where there is but one."""
         return self.lengths[0]
 
+    @property
+    def capacity(self) -> int:
+        """Positions that there is room for."""
+        return self.buffers[0].shape[3]
+
+    def reserve(self, capacity: int) -> None:
+        """Makes room for that many positions. Where it has to grow, the buffers are other ones afterwards."""
+        for layer in range(len(self.buffers)):
+            self._grow(layer, capacity)
+
     def rows(self, indices: list[int]) -> KeyValueCache:
         """A copy with only these rows."""
         return KeyValueCache([buffer[:, indices] for buffer in self.buffers], [self.lengths[i] for i in indices])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EMBEDDED_DRAFT = Path(__file__).parent.parent / "assets" / "draft"
 CUSTOM = "custom"  # key of a pair whose target or draft was given by path or hub id
+REPLAYED_ON = {"cuda"}  # types of devices on which passes are recorded and replayed
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -143,8 +144,8 @@ def load_pair(
 
     device: "auto" takes cuda, then mps, then cpu. dtype: "auto" takes float32 on the CPU, elsewhere
         the pair's own, or bfloat16 for a target that was given.
-    fast: run a Llama or Qwen3 target, and the draft, through our own forward pass with reordered weights where that is faster,
-        which is on the CPU. The mathematics is the same; logits differ by rounding.
+    fast: run a Llama or Qwen3 target, and the draft, through our own forward pass: on the CPU with reordered weights, on CUDA
+        with replayed graphs. The mathematics is the same; logits differ by rounding.
     device_map: handed to transformers for the target instead of `device`, such as "auto" to spread it over GPUs.
     progress: told what is going on. Raises PairError, or `weights.WeightsUnavailable` for the embedded target.
     """
@@ -171,6 +172,7 @@ def load_pair(
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
+    from .cuda_graphs import GraphedDraft, GraphedTarget, warm_up
     from .draft_model import DFlashDraftModel
 
     disable_progress_bar()  # the page and the terminal show ours
@@ -185,15 +187,15 @@ def load_pair(
     if info["missing_keys"]:  # transformers would leave them at random
         raise PairError(f"the target {target_source} lacks weights: {', '.join(sorted(info['missing_keys'])[:3])}")
     stops = stop_token_ids(model, tokenizer)
-    fast = fast and model.device.type == "cpu" and supports(model)
-    make_target = DecoderTarget if fast else TransformersTarget
+    fast = fast and model.device.type in ("cpu", *REPLAYED_ON) and supports(model)
+    graphed = fast and model.device.type in REPLAYED_ON
+    make_target = GraphedTarget if graphed else DecoderTarget if fast else TransformersTarget
+    make_draft = GraphedDraft if graphed else DFlashDraftModel
     wrapped = _fitting(functools.partial(make_target, model.eval()))
     del model  # the fast path has taken its weights over
     report(Progress("Loading the draft", None, None))
     draft_model = _fitting(
-        lambda: DFlashDraftModel.from_pretrained(
-            draft or spec.draft, dtype=DTYPES[dtype], device_map={"": str(wrapped.device)}
-        ).eval()
+        lambda: make_draft.from_pretrained(draft or spec.draft, dtype=DTYPES[dtype], device_map={"": str(wrapped.device)}).eval()
     )
     check_pair(wrapped, draft_model, tokenizer, stops)
     if draft_model.draft_token_ids:
@@ -201,6 +203,9 @@ def load_pair(
         draft_model.narrow(words, wrapped.head_of(words))
     if fast:
         pack_linears(draft_model)
+    if graphed:
+        report(Progress("Recording the passes", None, None))
+        warm_up(draft_model, wrapped)
     custom = bool(target or draft)
     label = f"{Path(target_source).name} + {Path(draft or spec.draft).name}" if custom else spec.label
     return Pair(

@@ -180,10 +180,13 @@ def generate_rows(
             ragged: dict[str, Any] = {"n_new": [row.features.shape[1] for row in rows]} if len(rows) > 1 else {}
             draft_logits = draft.propose(draft_cache, context, pending, block_size, target.embed, target.head, **ragged)
             watch.lap("draft")
-            drafted = pending.new_empty((len(rows), n_drafted))
             for group in groups:
                 group.propose(draft_logits)
-                drafted[group.members] = group.drafted
+            drafted = groups[0].drafted
+            if len(groups) > 1:
+                drafted = pending.new_empty((len(rows), n_drafted))
+                for group in groups:
+                    drafted[group.members] = group.drafted  # on a GPU this waits, as the list becomes a tensor there
             pending = torch.cat([pending, drafted], dim=1)
             watch.lap("other")
 
