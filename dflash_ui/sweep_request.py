@@ -131,11 +131,11 @@ def _file_prompts(path: Path, chat: bool) -> tuple[Prompt, ...]:
     try:
         return parse_prompts(path.read_bytes().decode("utf-8"), jsonl=path.suffix.lower() in (".jsonl", ".ndjson"), chat=chat)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path.name} is no text file in UTF-8 (byte {error.start:,})") from error
+        raise ValueError(f"the file {path.name} is no text file in UTF-8 (byte {error.start:,})") from error
     except OSError as error:
-        raise ValueError(f"{path.name} cannot be read any more: upload it again") from error
+        raise ValueError(f"the file {path.name} cannot be read any more: upload it again") from error
     except ValueError as error:
-        raise ValueError(f"{path.name}: {error}") from error
+        raise ValueError(f"the file {path.name}: {error}") from error
 
 
 def _several(name: str, values: object) -> list[Any]:

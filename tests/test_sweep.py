@@ -255,6 +255,7 @@ def test_the_time_is_estimated_before_the_start(pair: Pair) -> None:
     [
         ("\n \n", "no prompt"),
         ('{"prompt": "a"}\nnot json\n', "line 2 is not JSON"),
+        ('{"prompt": "a"}\n{"prompt": "b", "name": "\\ud800"}\n', "line 2 holds half of a surrogate pair"),
         ('["a"]', "line 1 must be an object"),
         ('{"text": "a"}', '"prompt" or "messages"'),
         ('{"prompt": "a", "messages": []}', '"prompt" or "messages"'),

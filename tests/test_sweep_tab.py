@@ -413,7 +413,7 @@ def test_a_small_sweep_from_start_to_exported_report(visit: Callable[..., Visito
     page = visitor.page
     page.click("#tabs button[data-tab-id=sweep]")
     page.wait_for_selector("#sweep-count")
-    assert "18 cells" in visitor.text("#sweep-count") and page.is_disabled("#sweep-start")
+    assert "Cells: 18" in visitor.text("#sweep-count") and page.is_disabled("#sweep-start")
 
     # A bad file is told at once, and does not start anything.
     page.set_input_files("#sweep-file input[type=file]", prompts_file(tmp_path, '{"prompt": "a"}\nno\n', "bad.jsonl"))

@@ -200,12 +200,14 @@ class Inspector {
     const a = probability(judged.a);
     lines.push({ match: t.match, "greedy-match": t.match, coupled: t.coupled, block: t.block }[rule]?.(a) ?? t.ratio(a));
     if (judged.u !== null) lines.push(rule === "block" ? t.passing(fixed(judged.u, 3)) : t.drawn(fixed(judged.u, 3), kept));
+    const cut = k > view.emitted.length;
     if (kept) lines.push(t.kept);
+    else if (cut) lines.push(t.rejectedCut);
     else {
       const text = quoted(view.emitted[k - 1]);
       lines.push(({ speculative: t.residual, block: t.blockResidual, naive: t.naive }[rule] ?? t.own)(text));
     }
-    if (k > view.emitted.length) lines.push(`(${words.block.unseen})`);
+    if (kept && cut) lines.push(`(${words.block.unseen})`);
     return lines;
   }
 

@@ -21,12 +21,19 @@ class Current extends EventTarget {
   add(view) {
     this.views.push(view);
     for (const [id, text] of Object.entries(view.words ?? {})) this.words.set(Number(id), text);
-    if (this.promised && !this.head.recorded && view.i >= this.promised.i) {
-      this.asked = this.promised;
-      this.promised = null;
-      this.dispatchEvent(new Event("open"));
-    }
+    if (this.promised && !this.head.recorded && view.i >= this.promised.i) this.keepPromise();
     this.dispatchEvent(new Event("block"));
+  }
+
+  keepPromise() {
+    this.asked = this.promised;
+    this.promised = null;
+    this.dispatchEvent(new Event("open"));
+  }
+
+  /** The run on show has ended. One that did not get as far as the promised block shows its last. */
+  end() {
+    if (this.promised && this.head && !this.head.recorded) this.keepPromise();
   }
 
   /** Show block i in the Block tab, at the judged token of place k if it is given. among: what openNext was asked for. */

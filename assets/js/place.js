@@ -42,8 +42,11 @@ export class Place {
     const tab = openTab();
     set("tab", tab === "run" ? null : tab); // the one a visitor finds open
     if (!current.promised) {
-      const seen = tab === "block" ? current.seen : null;
-      const recorded = RECORDED.test(current.run ?? "") && (seen || current.run !== this.first);
+      const ours = RECORDED.test(current.run ?? "");
+      // A run that was opened from a file or a sweep: no address leads there, the controls are not its own.
+      const reachable = ours || !current.head?.recorded;
+      const seen = tab === "block" && reachable ? current.seen : null;
+      const recorded = ours && (seen || current.run !== this.first);
       set("block", seen?.i);
       set("place", seen?.k);
       set("run", recorded ? current.run : null);

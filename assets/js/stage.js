@@ -70,6 +70,7 @@ export async function start({ element, props, watch, server, boot, urls }) {
       figures.update(payload.stats, payload.plain, store.head);
       charts.setStats(payload.stats);
       actions.update(store.have);
+      if (["done", "stopped"].includes(payload.status)) current.end();
       root.dataset.run = store.run;
       root.dataset.blocks = store.have;
     },

@@ -84,8 +84,10 @@ class SweepView {
   /** Get and draw the figures that are newer than those on show, when it is time. */
   schedule() {
     const stale = this.wanted > 0 && (this.board === null || this.board.version < this.wanted || this.changed);
-    if (!stale || this.timer || this.busy || !this.root.clientWidth) return;
+    if (!stale || this.busy || !this.root.clientWidth) return;
     const pause = this.changed || !this.live ? 0 : Math.max(LEAST_MS, this.rest);
+    if (this.timer && pause) return;
+    clearTimeout(this.timer); // what a sweep waits for while it goes on is no reason to wait after its end, or for a choice
     this.timer = setTimeout(async () => {
       this.timer = null;
       this.busy = true;

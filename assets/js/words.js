@@ -149,6 +149,7 @@ export const words = {
       drawn: (u, kept) => `The number drawn was ${u}, ${kept ? "below that" : "not below that"}.`,
       passing: (u) => `The number drawn for its prefix was ${u}.`,
       kept: "So it was kept.",
+      rejectedCut: "So it was rejected, but the output had ended before this place: nothing was put there.",
       own: (text) => `The target's own token was ${text}, so it took the draft's place.`,
       residual: (text) => `So it was replaced by ${text}, drawn from the residual norm((p − q)₊).`,
       blockResidual: (text) => `So it was replaced by ${text}, drawn from the residual of the block.`,

@@ -81,6 +81,10 @@ def _entry(line: str, number: int) -> dict[str, Any]:
     for name in ("prompt", "name", "kind"):
         if name in entry and not (isinstance(entry[name], str) and entry[name].strip()):
             raise SweepError(f'line {number}: "{name}" must be a text that is not empty')
+    try:
+        json.dumps(entry, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair; no tokenizer takes it
+        raise SweepError(f"line {number} holds half of a surrogate pair (\\ud800 to \\udfff alone), which is no character") from error
     return entry
 
 
