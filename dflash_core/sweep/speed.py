@@ -102,8 +102,8 @@ def _words(cell: Cell, gain: Estimate, best: int, within: Sequence[int], sizes: 
     where = f"{prompts}, `{cell.rule}` at T = {cell.temperature:g}{draft}"
     if gain.low is not None and gain.high is not None and gain.high > TOO_WIDE * gain.low:
         return (
-            f"{where}: the speeds differ too much from prompt to prompt to recommend a block size (the 95 % interval of the best, "
-            f"B = {cell.block_size}, spans a factor of more than {TOO_WIDE}): take more prompts, or a quieter machine."
+            f"{where}: the speeds differ too much from prompt to prompt to recommend a block size (the 95 % interval of the "
+            f"best, B = {cell.block_size}, spans a factor of more than {TOO_WIDE}): take more prompts, or a quieter machine."
         )
     interval = f" ({gain.low:.2f} – {gain.high:.2f})" if gain.low is not None else ""
     measured = f"{gain.value:.2f} ×{interval}"
