@@ -56,14 +56,15 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _figures(stats: RunStats) -> dict[str, str]:
-    def with_interval(value: float | None, low: float | None, high: float | None) -> str:
+    def with_interval(value: float | None, low: float | None, high: float | None, n: int) -> str:
         if value is None:
             return "–"
-        return f"{value:.2f}" if low is None or high is None else f"{value:.2f} ({low:.2f} – {high:.2f})"
+        interval = "" if low is None or high is None else f" ({low:.2f} – {high:.2f})"
+        return f"{value:.2f}{interval}, n = {n:,}"
 
     return {
-        "tau": with_interval(stats.tau, stats.tau_low, stats.tau_high),
-        "alpha": with_interval(stats.alpha, stats.alpha_low, stats.alpha_high),
+        "tau": with_interval(stats.tau, stats.tau_low, stats.tau_high, stats.n_blocks),
+        "alpha": with_interval(stats.alpha, stats.alpha_low, stats.alpha_high, stats.judged),
         "accepted": f"{stats.accepted:,} / {stats.judged:,}",
         "speed": "–" if stats.tokens_per_second is None else f"{stats.tokens_per_second:.1f}",
         "tokens": f"{stats.n_tokens:,} in {stats.target_passes:,}",

@@ -86,5 +86,7 @@ def launch_options() -> dict[str, Any]:
         "run_history": False,
         "ssr_mode": False,
         "footer_links": ["api"],
+        # Gradio asks its own page for an answer within 3 s and gives up otherwise: a busy machine would not start at all.
+        "_frontend": False,
         "max_file_size": "5mb",  # of uploads, which this page has none of: traces come as text, see opened.py
     }

@@ -35,7 +35,8 @@ class SweepTab:
     ) -> None:
         """pairs: key → label of the pairs on offer. shown: the recorded sweep, on show until the visitor has one."""
         self._sweeps, self._pairs = sweeps, tuple(pairs)
-        gr.Markdown(text("sweep", "lead"), elem_id="sweep-lead")
+        lead = [text("sweep", "lead"), *([text("sweep", "lead_recorded")] if shown else [])]
+        gr.Markdown(" ".join(lead), elem_id="sweep-lead")
         with gr.Row(equal_height=False, elem_id="sweep-tab"):
             with gr.Column(scale=0, min_width=340, elem_id="sweep-controls"):
                 self._build(pairs, pair)

@@ -162,9 +162,9 @@ def test_two_runs_side_by_side() -> None:
 
 def test_where_texts_part() -> None:
     a, b = run_of("match"), run_of("match", block_size=3)
-    assert compare(a, b)["texts"]["says"] == f"Both texts are the same, token for token: {len(a.token_ids)} tokens."
+    assert compare(a, b)["texts"]["says"] == f"Both texts are the same, token for token. Tokens: {len(a.token_ids)}."
     short = run_of("match", max_new_tokens=20)
-    assert compare(a, short)["texts"]["says"].startswith("Text B ends after 20 tokens")
+    assert compare(a, short)["texts"]["says"].startswith("Text B ends after token 20")
     one, two = recorded_runs()
     assert compare(one, two)["texts"]["says"] == (
         "The texts differ from their first token on: A begins with “1.␣Mars”, B with “The␣lighthouse␣stands”."

@@ -5,12 +5,12 @@ import { words } from "./words.js";
 
 const FORMATS = { png: 2, svg: 1 }; // scale
 
-/** Buttons that save a chart. plotly() -> Plotly; plot: the node it drew in; name: of the file. */
-export function imageButtons(plotly, plot, name) {
+/** Buttons that save a chart. plotly() -> Plotly; plot: the node it drew in; name: of the file; title: what a chart is called. */
+export function imageButtons(plotly, plot, name, title = plot.getAttribute("aria-label")) {
   const button = ([format, scale]) => {
     const label = format.toUpperCase();
     const node = el("button", { type: "button", class: "save-image", title: words.images.title(label) }, label);
-    node.setAttribute("aria-label", words.images.label(label, plot.getAttribute("aria-label")));
+    node.setAttribute("aria-label", words.images.label(label, title));
     node.addEventListener("click", () => {
       const { data, layout } = plot;
       if (!plotly() || !data) return;

@@ -1,6 +1,7 @@
 // The Race tab: a race as the server measured and worded it (dflash_ui/race_report.py), and its replay. Computes no figure.
 
 import { el, setText, visible } from "./dom.js";
+import { imageButtons } from "./images.js";
 import { Replay } from "./replay.js";
 import { addStyles, loadPlotly } from "./served.js";
 import { Status } from "./status.js";
@@ -21,12 +22,13 @@ export async function start({ element, props, watch, boot, urls }) {
   let replay = null;
   let plot = null;
   let figure = null;
+  let plotly = null;
 
   const draw = async () => {
     if (!plot?.clientWidth) return;
     const node = plot;
     try {
-      const plotly = await loadPlotly(urls.plotly);
+      plotly = await loadPlotly(urls.plotly);
       const dark = Boolean(document.querySelector("html.dark, body.dark"));
       const { data, layout } = structuredClone(figure[dark ? "dark" : "light"]);
       plotly.react(node, data, { ...layout, width: node.clientWidth }, boot.config);
@@ -47,7 +49,7 @@ export async function start({ element, props, watch, boot, urls }) {
     replay = new Replay(result.lanes, boot.states);
     plot = el("div", { class: "plot", role: "group", "aria-label": words.race.chart(result.why.lines.join(" ")) });
     figure = result.figure;
-    body.replaceChildren(...content(result, replay, plot));
+    body.replaceChildren(...content(result, replay, plot, imageButtons(() => plotly, plot, "race", figure.light.layout.title.text)));
     root.dataset.result = shown;
     replay.begin();
     draw();
@@ -74,7 +76,7 @@ export async function start({ element, props, watch, boot, urls }) {
   update();
 }
 
-function content({ about, caption, verdicts, numbers, why, tables }, replay, plot) {
+function content({ about, caption, verdicts, numbers, why, tables }, replay, plot, images) {
   const cell = ({ name, value, note }) =>
     el(
       "div",
@@ -91,7 +93,7 @@ function content({ about, caption, verdicts, numbers, why, tables }, replay, plo
     el(
       "div",
       { class: "law-parts" },
-      el("div", { class: "chart" }, plot),
+      el("div", { class: "chart" }, plot, images),
       el("section", { class: "law-why" }, el("h3", {}, why.title), ...why.lines.map((line) => el("p", {}, line))),
     ),
     el("p", { class: "law-about" }, about),

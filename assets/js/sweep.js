@@ -1,6 +1,7 @@
 // The Sweep tab: what the server measured, worded and drew (dflash_ui/sweep_board.py). Computes nothing.
 
 import { el, setText } from "./dom.js";
+import { imageButtons } from "./images.js";
 import { addStyles, loadPlotly } from "./served.js";
 import { Status } from "./status.js";
 import { CellRuns, table } from "./sweep_cells.js";
@@ -137,9 +138,13 @@ class SweepView {
       if (!this.plots.has(id)) {
         const plot = el("div", { class: "plot" });
         const caption = el("figcaption", { class: "sweep-caption" });
-        this.plots.set(id, { plot, caption, node: el("figure", { class: `chart sweep-${chart.key}` }, plot, caption) });
+        const images = el("div", {});
+        this.plots.set(id, { plot, caption, images, node: el("figure", { class: `chart sweep-${chart.key}` }, plot, images, caption) });
       }
       const held = this.plots.get(id);
+      if (held.chart?.title !== chart.title) {
+        held.images.replaceChildren(imageButtons(() => this.plotly, held.plot, `sweep-${chart.key}`, chart.title));
+      }
       held.chart = chart;
       held.plot.setAttribute("role", "group"); // an image could hold no buttons, and Plotly puts some there
       held.plot.setAttribute("aria-label", `${chart.title}. ${chart.caption}`);
@@ -152,11 +157,11 @@ class SweepView {
 
   async plot() {
     try {
-      const plotly = await loadPlotly(this.urls.plotly);
+      this.plotly = await loadPlotly(this.urls.plotly);
       for (const { plot, chart, node } of this.plots.values()) {
         if (!node.isConnected || !plot.clientWidth) continue;
         const { data, layout } = structuredClone(chart.figure);
-        await plotly.react(plot, data, { ...layout, width: plot.clientWidth, uirevision: this.sweep }, this.boot.config);
+        await this.plotly.react(plot, data, { ...layout, width: plot.clientWidth, uirevision: this.sweep }, this.boot.config);
         if (plot.dataset.listening) continue;
         plot.dataset.listening = true;
         plot.on("plotly_click", ({ points }) => {

@@ -84,7 +84,9 @@ def _entry(line: str, number: int) -> dict[str, Any]:
     try:
         json.dumps(entry, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair; no tokenizer takes it
-        raise SweepError(f"line {number} holds half of a surrogate pair, \\ud800 to \\udfff alone: no character") from error
+        raise SweepError(
+            f"line {number} holds half of a surrogate pair (\\ud800 to \\udfff alone), which is no character"
+        ) from error
     return entry
 
 
