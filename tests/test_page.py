@@ -326,13 +326,14 @@ def test_the_address_gives_the_run_again(visit: Visit) -> None:
 def test_the_address_leads_to_a_block(visit: Visit, toy_page: ServedPage) -> None:
     # Of a recorded run: the tab, the block and its place, whichever recorded run it is.
     recorded = recorded_runs()[-1]
-    visitor = visit(tab="block", run=recorded.id, block=3, place=2)
-    visitor.wait("() => document.querySelector('.inspector')?.dataset.block === '3'")
+    block = next(block.index for block in recorded.blocks[:-1] if len(block.judged) > 1)
+    visitor = visit(tab="block", run=recorded.id, block=block, place=2)
+    visitor.wait("(block) => document.querySelector('.inspector')?.dataset.block === block", str(block))
     chosen = ".block-places [aria-pressed=true]"
     assert visitor.shown_run() == recorded.id
     assert visitor.page.get_attribute(chosen, "aria-label").startswith("Place 2:")
     visitor.page.get_by_label("Next block").click()
-    visitor.wait("() => new URLSearchParams(location.search).get('block') === '4'")
+    visitor.wait("(block) => new URLSearchParams(location.search).get('block') === block", str(block + 1))
     query = dict(parse_qsl(urlsplit(visitor.page.url).query))
     assert (query["tab"], query["run"]) == ("block", recorded.id)
     # Of a run made here: its settings, and the block as soon as they have been run. Nothing names the run itself.

@@ -329,7 +329,7 @@ def test_the_server_tells_only_what_there_is(sweeps: Sweeps, tmp_path: Path) -> 
     assert drawn["cut"]["temperature"] == 0.8 and drawn["cut"]["block_size"] in (3, 5) and drawn["version"] == len(sweep.lines)
     assert drawn["command"].startswith("python -m dflash_core.sweep") and len(drawn["table"]["rows"]) == 8
     runs = json.loads(get_cell({"sweep": sweep.id, "cell": 7}) or "")
-    assert "speculative, T = 0.8, B = 5: 2 runs" in runs["title"] and [row["cells"][0] for row in runs["rows"]] == [
+    assert "speculative, T = 0.8, B = 5 · finished runs: 2" in runs["title"] and [row["cells"][0] for row in runs["rows"]] == [
         "the cat",
         "the dog",
     ]
@@ -462,7 +462,7 @@ def test_a_small_sweep_from_start_to_exported_report(visit: Callable[..., Visito
     # A cell of a heat map → its runs → the Block tab.
     page.locator(".sweep-heat .nsewdrag").first.click()  # in its middle: the second of three temperatures and block sizes
     page.wait_for_selector(".sweep-runs tbody button")
-    assert "match, T = 0.5, B = 8: 2 runs" in visitor.text(".sweep-runs h3")
+    assert "match, T = 0.5, B = 8 · finished runs: 2" in visitor.text(".sweep-runs h3")
     page.click(".sweep-runs tbody button:has-text('the old dog')")
     page.wait_for_selector(".inspector .block-title")
     assert "Block 1 of" in visitor.text(".inspector .block-title")
