@@ -7,8 +7,8 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 # For `make run`: arguments of app.py. For `make test`: arguments of pytest.
 ARGS ?=
-# Processes that share the tests: two fit the memory of a small machine. WORKERS=0 runs them in one, as a debugger needs it.
-WORKERS ?= 2
+# Processes that share the tests; 0 runs them in one.
+WORKERS ?= 0
 # The browser that the tests drive; looked for when not given.
 CHROMIUM ?=
 
@@ -50,7 +50,7 @@ weights: $(RUN_STAMP)
 
 test: $(DEV_STAMP)
 	@$(PREPARE_WEIGHTS) || echo "The embedded models are not ready (reason above): the tests that need them are skipped."
-	@$(FIND_CHROMIUM); $(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	@$(FIND_CHROMIUM); $(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 check: format-check lint types test
 

@@ -95,6 +95,14 @@ class OracleDraft:
         return 50.0 * torch.nn.functional.one_hot(ids, self.vocab_size).float()[None]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, one of them has all that drive a browser: pages and browsers are started once."""
+    for item in items:
+        if item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.xdist_group("browser"))
+
+
 @pytest.fixture(scope="session", params=["llama", "qwen3"])
 def target(request: pytest.FixtureRequest) -> PreTrainedModel:
     return tiny_target(request.param)

@@ -115,7 +115,7 @@ def test_the_keyboard_alone_from_the_prompt_to_the_file(visitor: Visitor) -> Non
         page.keyboard.press("Enter")
     assert '"the dog"' in download.value.path().read_text(encoding="utf-8")
     assert unseen == []
-    assert visitor.eval("() => document.getAnimations().filter((each) => each.effect.getTiming().duration > 1).length") == 0
+    visitor.wait("() => document.getAnimations().every((each) => each.effect.getTiming().duration <= 1)")
 
 
 @pytest.mark.parametrize("visitor", [{"color_scheme": "dark"}], indirect=True)
