@@ -488,11 +488,15 @@ def test_texts_that_part_stop_leaving_and_nothing_to_race(visit: Callable[..., V
     # A target that rounds differently in passes of another shape.
     shelved = toy_page.shelf._shelved
     assert shelved is not None
-    toy_page.shelf._shelved = ("toy", dataclasses.replace(shelved[1], target=RoundingTarget(1e-4)))
+    toy = toy_page.toy
+    rounding: Any = RoundingTarget(1e-4)
+    toy_page.toy = rounding  # the shelf may load the pair anew
+    toy_page.shelf._shelved = ("toy", dataclasses.replace(shelved[1], target=rounding))
     try:
         view = raced(visitor)
     finally:
-        toy_page.shelf._shelved = shelved
+        toy_page.toy = toy
+        toy_page.shelf._shelved = ("toy", dataclasses.replace(shelved[1], target=toy))
     assert "by rounding" in view.locator(".law-verdict h3").first.inner_text()
     rows = [row.locator("td").all_inner_texts() for row in view.locator(".race-verdicts tbody tr").all()]
     assert [row[0] for row in rows] == ["Plain decoding", "DFlash, B = 4"] and rows[0][1] != rows[1][1]

@@ -321,15 +321,20 @@ def test_charts_draw_the_run_and_keep_the_zoom(page: Page) -> None:
     assert page.eval(f"() => {chart('lengths')}._fullLayout.xaxis.range[1]") > 39
 
 
+def get_current(page: Page) -> None:
+    """Gives the test's scripts the run on show, as the page's modules have it."""
+    page.eval("""async () => {
+        const module = performance.getEntriesByType('resource').find((e) => e.name.endsWith('/current.js')).name;
+        window.current = (await import(module)).current;
+    }""")
+
+
 def test_charts_lead_to_their_blocks(page: Page) -> None:
     run = ScriptedRun("click", 30)
     page.show(run)
     wait_for_chart(page, 30)
-    page.eval("""async () => {
-        const module = performance.getEntriesByType('resource').find((e) => e.name.endsWith('/current.js')).name;
-        window.current = (await import(module)).current;
-        current.addEventListener('open', () => current.look(current.asked.i, current.asked.k)); // as the Block tab does
-    }""")
+    get_current(page)
+    page.eval("() => current.addEventListener('open', () => current.look(current.asked.i, current.asked.k))")  # as the Block tab
 
     def click(name: str, x: int) -> list[int | None]:
         page.eval(f"(x) => {chart(name)}.emit('plotly_click', {{ points: [{{ x }}] }})", x)
@@ -361,6 +366,7 @@ def test_a_clicked_token_keeps_its_card_which_opens_its_block(page: Page) -> Non
     page.page.click(".draft-block[data-block='2'] .tok >> nth=0")
     page.page.hover(".draft-block[data-block='1'] .tok >> nth=0")
     assert "block 2, place 1" in page.text(".card")  # it does not run away from the pointer
+    get_current(page)
     page.eval("() => { window.opened = []; current.addEventListener('open', () => opened.push(current.asked)); }")
     page.page.click(".card-open")
     assert [(asked["i"], asked["k"]) for asked in page.eval("() => opened")] == [(2, 1)]
