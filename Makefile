@@ -8,7 +8,7 @@ CONSTRAINTS ?= constraints.txt
 # For `make run`: arguments of app.py. For `make test`: arguments of pytest.
 ARGS ?=
 # Processes that share the tests; 0 runs them in one.
-WORKERS ?= 0
+WORKERS ?= 2
 # The browser that the tests drive; looked for when not given.
 CHROMIUM ?=
 

@@ -27,14 +27,9 @@ class FastLinear(nn.Module):
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN is there, takes this weight, and is faster: matrices with no more outputs than inputs are left alone."""
+    """Whether oneDNN is there and takes this weight."""
     usable = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
-        and usable
-        and len(weight) > weight.shape[1]
-    )
+    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and usable
 
 
 def pack_linears(module: nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,9 +25,10 @@ GREEDY = ("List of facts", "Short code")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def two_threads() -> Iterator[None]:
+def its_share_of_the_cores() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))  # more than there are would wait for each other
     yield
     torch.set_num_threads(before)
 

@@ -377,6 +377,26 @@ def test_training_learns_and_the_draft_serves(target_path: Path, data: Path, tmp
     assert "| 1 | speculative | " in (tmp_path / "evaluation" / "evaluation.md").read_text()
 
 
+def test_a_saved_draft_fits_float16_and_says_frequent_words(target_path: Path, data: Path, tmp_path: Path) -> None:
+    options = train.parse_arguments(train_options(target_path, data, tmp_path, "--draft-words", "20"))
+    trainer = train.make_trainer(options)
+    trainer.average["fc.weight"] *= 1e5  # as where the target's states are huge
+    trainer.save(tmp_path)
+    saved = DFlashDraftModel.from_pretrained(tmp_path / "draft", dtype=torch.float16)
+    batch = make_batch(trainer.shards, trainer.held_out[:4], TAPS, 2, 1, torch.Generator())
+    with torch.no_grad():
+        found = saved.hidden_norm(saved.fc(batch.features.half()))
+        expected = torch.nn.functional.rms_norm(batch.features.float() @ trainer.average["fc.weight"].T, (32,))
+    assert trainer._excess() > 1 and saved.fc(batch.features.half()).isfinite().all()
+    is_token = batch.features.abs().sum(-1) > 0
+    torch.testing.assert_close(found.float()[is_token], expected[is_token] * saved.hidden_norm.weight, rtol=2e-2, atol=2e-2)
+
+    counts = trainer.shards.token_counts(VOCAB)
+    said = saved.draft_token_ids
+    assert len(said) == 20 and said == sorted(said)
+    assert counts[said].min() >= counts[[token for token in range(VOCAB) if token not in said]].max()
+
+
 def test_what_cannot_work_is_said(target_path: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="there is no training data in"):
         train.main(train_options(target_path, tmp_path, tmp_path / "out"))

@@ -60,6 +60,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--decay", type=float, default=default.decay, help="loss weight of position k: exp(−(k − 1)/decay)")
     parser.add_argument("--mix", type=float, nargs=3, default=mix, metavar=("TOKENS", "DISTILLATION", "OVERLAP"))
     parser.add_argument("--words", type=int, default=default.words, help="most frequent tokens, in every step's loss")
+    parser.add_argument(
+        "--draft-words", type=int, default=default.draft_words, help="most frequent tokens that the finished draft says; 0: all"
+    )
     parser.add_argument("--full-head", type=float, default=default.full_head, help="share of steps with the whole vocabulary")
     parser.add_argument(
         "--held-out-one-in", type=int, default=default.held_out_one_in, help="of so many prompts, one is kept back"
@@ -103,6 +106,7 @@ def make_trainer(options: argparse.Namespace) -> Trainer:
         held_out_one_in=options.held_out_one_in,
         seed=options.seed,
         autocast=options.autocast,
+        draft_words=options.draft_words,
     )
     embedding, head = target.get_input_embeddings().weight.detach(), target.get_output_embeddings().weight.detach()
     return Trainer(draft, embedding, head, shards, training_options, options.device)

@@ -21,6 +21,7 @@ from .loss import ROWS_AT_ONCE, GuessLoss, LossMix
 from .parallel import block_hidden
 
 AVERAGE_EVERY = 8  # steps
+HALF_ROOM = 2.0**13  # the draft's largest value on held-out text, when saved in float16: an eighth of what that holds
 # One is drawn for each step. Mostly small: that is where nearly all tokens are accepted, and more anchors fit into a step.
 BLOCK_SIZES = (2, 3, 3, 3, 4, 4, 4, 4, 4, 5, 6, 8, 16)
 
@@ -31,6 +32,7 @@ class TrainingOptions:
     exp(−(k − 1)/γ) of position k. words: the most frequent tokens, which take part in every step's loss, with a quarter as many
     others at random; in the last `full_head` of the steps the whole vocabulary does. averaging: share of the past that the
     averaged weights keep at each step. held_out_one_in: of so many prompts, one is kept back. autocast: bfloat16 arithmetic.
+    draft_words: the finished draft says only the most frequent so many (`DFlashDraftModel.narrow`); 0 for all.
     """
 
     steps: int = 10_000
@@ -46,6 +48,7 @@ class TrainingOptions:
     held_out_one_in: int = 50
     seed: int = 0
     autocast: bool = True
+    draft_words: int = 16_384
 
     def __post_init__(self) -> None:
         require(self.steps >= 1 and self.conversations >= 1, "steps and conversations must be at least 1")
@@ -134,7 +137,9 @@ class Trainer:
         require(bool(self.training and self.held_out), "there is too little data: some hundred conversations are needed")
         self.chances = torch.tensor([float(shards.response_length(i)) for i in self.training])
         counts = shards.token_counts(len(self.embedding))
-        self.frequent = counts.topk(min(options.words, len(counts))).indices
+        by_count = counts.argsort(descending=True, stable=True)  # ties by id: tokenizers number frequent words first
+        self.frequent = by_count[: options.words]
+        self.spoken = by_count[: options.draft_words or len(counts)].sort().values
 
     def batch(self, step: int) -> Batch:
         """The batch of a step depends on the seed, the step and the data alone."""
@@ -262,9 +267,19 @@ class Trainer:
         atomically(directory / "state.pt", lambda path: torch.save(state, path))
         config = copy.deepcopy(self.draft.config)
         config.dtype = torch.float16
+        if len(self.spoken) < len(self.head):
+            config.draft_token_ids = self.spoken.tolist()
         half = DFlashDraftModel(config).half()
-        half.load_state_dict({name: value.half() for name, value in self.average.items()})
+        weights = {**self.average, "fc.weight": self.average["fc.weight"] / self._excess()}
+        half.load_state_dict({name: value.half() for name, value in weights.items()})
         half.save_pretrained(directory / "draft")
+
+    def _excess(self) -> float:
+        """What fc has to be divided by, a power of two, for float16: some targets' states are huge. The norm behind fc undoes it."""
+        batch = make_batch(self.shards, self.held_out[:8], self.draft.target_layer_ids, 2, 1, torch.Generator())
+        fc = self.average["fc.weight"].to("cpu", torch.float32)
+        largest = max(float((some.float() @ fc.T).abs().max()) for some in batch.features)
+        return 2.0 ** max(0, math.ceil(math.log2(max(largest, 1.0) / HALF_ROOM)))
 
     def resume(self, directory: Path) -> None:
         """Goes on from a saved state. Raises ValueError if it is of another draft."""
