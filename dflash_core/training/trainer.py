@@ -275,7 +275,7 @@ class Trainer:
         half.save_pretrained(directory / "draft")
 
     def _excess(self) -> float:
-        """What fc has to be divided by, a power of two, for float16: some targets' states are huge. The norm behind fc undoes it."""
+        """What fc is divided by for float16, a power of two: some targets' states are huge. The norm behind fc undoes it."""
         batch = make_batch(self.shards, self.held_out[:8], self.draft.target_layer_ids, 2, 1, torch.Generator())
         fc = self.average["fc.weight"].to("cpu", torch.float32)
         largest = max(float((some.float() @ fc.T).abs().max()) for some in batch.features)
