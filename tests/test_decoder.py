@@ -14,6 +14,7 @@ from dflash_core import dflash_generate
 from dflash_core.decoder import Decoder, supports
 from dflash_core.fast_linear import FastLinear, can_pack, pack_linears
 from dflash_core.target import PREFILL_CHUNK, DecoderTarget, TransformersTarget
+from dflash_core.verify import RULES
 
 from .conftest import VOCAB, tiny_draft, tiny_target
 
@@ -105,15 +106,16 @@ def test_rows_at_different_positions_do_not_see_each_other(target: PreTrainedMod
         torch.testing.assert_close(hidden[i : i + 1], decoder.forward(ids[i : i + 1], alone[row])[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rule", ["match", "speculative", "block"])
+@pytest.mark.parametrize("rule", RULES)
 def test_a_run_is_the_same_on_both_paths(target: PreTrainedModel, rule: str) -> None:
     own, draft, packed = fast(target), tiny_draft(), tiny_draft()
     pack_linears(packed)
     assert not any(isinstance(module, nn.Linear) for module in packed.modules())
-    for block_size in (1, 2, 5, 16, 17):
-        options: dict[str, Any] = {"max_new_tokens": 24, "block_size": block_size, "rule": rule, "temperature": 0.7, "seed": 3}
-        expected = dflash_generate(draft, target, tokens(7), **options)
-        found = dflash_generate(packed, own, tokens(7), **options)
+    for block_size in range(1, 18):
+        prompt = tokens((7, 64, 130)[block_size % 3])
+        options: dict[str, Any] = {"max_new_tokens": 20, "block_size": block_size, "rule": rule, "temperature": 0.7, "seed": 3}
+        expected = dflash_generate(draft, target, prompt, **options)
+        found = dflash_generate(packed, own, prompt, **options)
         assert found.token_ids == expected.token_ids
         assert [block.drafted for block in found.blocks] == [block.drafted for block in expected.blocks]
 

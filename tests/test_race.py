@@ -474,7 +474,9 @@ def test_hostile_text_calm_readers_and_small_screens(visit: Callable[..., Visito
 
 
 @pytest.mark.browser
-def test_texts_that_part_stop_leaving_and_nothing_to_race(visit: Callable[..., Visitor], toy_page: ServedPage) -> None:
+def test_texts_that_part_stop_leaving_and_nothing_to_race(
+    visit: Callable[..., Visitor], toy_page: ServedPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     visitor = visit(toy_page, **TOY | {"b": 1, "n": 200, "t": 0})
     assert "nothing to race" in visitor.page.input_value("#race-plan textarea")
     visitor.page.click("#race-go")
@@ -486,17 +488,9 @@ def test_texts_that_part_stop_leaving_and_nothing_to_race(visit: Callable[..., V
     visitor.page.click("#tabs button[data-tab-id=race]")
     visitor.wait("() => document.querySelector('#race-plan textarea').value.includes('B = 4')")
     # A target that rounds differently in passes of another shape.
-    shelved = toy_page.shelf._shelved
-    assert shelved is not None
-    toy = toy_page.toy
-    rounding: Any = RoundingTarget(1e-4)
-    toy_page.toy = rounding  # the shelf may load the pair anew
-    toy_page.shelf._shelved = ("toy", dataclasses.replace(shelved[1], target=rounding))
-    try:
+    with monkeypatch.context() as patched:
+        patched.setattr(toy_page.toy, "forward", RoundingTarget(1e-4).forward)
         view = raced(visitor)
-    finally:
-        toy_page.toy = toy
-        toy_page.shelf._shelved = ("toy", dataclasses.replace(shelved[1], target=toy))
     assert "by rounding" in view.locator(".law-verdict h3").first.inner_text()
     rows = [row.locator("td").all_inner_texts() for row in view.locator(".race-verdicts tbody tr").all()]
     assert [row[0] for row in rows] == ["Plain decoding", "DFlash, B = 4"] and rows[0][1] != rows[1][1]
@@ -528,7 +522,8 @@ def test_the_embedded_pair_writes_the_same_text(
     visitor = visit(embedded_page, prompt="Count from one to ten.", t=temperature, b=4, n=12, seed=1, rule="match")
     view = raced(visitor)
     assert view.locator(".law-verdict h3").first.inner_text() == "Identical text"
-    state(visitor, "ended") if view.locator(".race-skip").is_disabled() else view.locator(".race-skip").click()
+    view.locator(".race-skip").evaluate("(button) => button.click()")  # which does nothing if the replay has ended meanwhile
+    state(visitor, "ended")
     texts = view.locator(".race-text").all_inner_texts()
     assert len(texts) == 2 and texts[0].strip()
     about = view.locator(".law-about").inner_text()
