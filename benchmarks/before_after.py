@@ -26,9 +26,9 @@ from dflash_core import fast_linear
 from dflash_core.kv_cache import KeyValueCache
 from dflash_core.pairs import Pair, load_pair
 from dflash_core.sampling import draw, probabilities
+from dflash_ui.text import presets
 
 CONTEXT = 200
-VOCABULARY = 49_152
 
 Arm = Callable[[], object]
 Line = tuple[str, Arm, Arm]
@@ -56,7 +56,7 @@ def lines() -> Iterator[Line]:
         yield f"draft, B = 4, context {length:,}: projected anew for each block → once a token", again, once
     for length in (CONTEXT, 2000):
         yield f"keys and values of 4 tokens, 30 layers, context {length:,}: concatenated → in place", *appending(length)
-    logits = 3 * torch.randn(1, 8, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    logits = real_logits(packed, 8)
     yield "top-p 0.9 of 8 positions: whole sort → the likely ones first", lambda: sorted_nucleus(logits), lambda: nucleus(logits)
     probs, uniforms = logits.softmax(-1), torch.full((1, 8), 0.5, dtype=torch.float64)
     yield (
@@ -112,6 +112,13 @@ def appending(length: int) -> tuple[Arm, Arm]:
             cache.write(layer, new, new, slice(length, length + 4), rows=1, end=length + 4)
 
     return concatenated, in_place
+
+
+def real_logits(pair: Pair, n: int) -> Tensor:
+    """The target's (1, n, V) after the last n tokens of a preset, where it knows what it is talking about."""
+    ids = pair.encode(next(iter(presets().values()))["prompt"])
+    logits, _ = pair.target.forward(ids, pair.target.new_cache(), taps=(), last_only=False)
+    return logits[:, -n:].clone()
 
 
 def nucleus(logits: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Makes the sweep that ships with the page from a sweep's directory. It was measured, and is measured again, by
 
     python -m dflash_core.sweep --out sweep --prompts assets/sweep_prompts.jsonl --temperatures 0 0.3 0.6 0.9 1.2 1.5 \\
-        --block-sizes 2 4 8 16 --rules match greedy-match speculative coupled --tokens 96
+        --block-sizes 2 4 8 16 --rules match greedy-match speculative coupled --tokens 32 --rows 12 --timed-prompts 3
     python -m dflash_ui.record_sweep sweep
 """
 
@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import gzip
 import json
+import shlex
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -56,8 +57,10 @@ def record(directory: SweepDirectory, out: Path, tokenizer: PreTrainedTokenizerB
     out.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
         shutil.copyfile(directory.path / name, out / name)
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    write_file(out / "summary.json", _compact(summary))
+    command = str(directory.about["command"])
+    for name in ("sweep.json", "summary.json"):
+        text = (out / name).read_text(encoding="utf-8").replace(json.dumps(command), json.dumps(_anywhere(command)))
+        write_file(out / name, _compact(json.loads(text)))
     write_file(out / LINES, _compact([_line(RunLine.of(run)) for run in runs]))
     kept, packed = _fitting(directory, runs, most_bytes)
     (out / RUNS).write_bytes(packed)
@@ -95,6 +98,13 @@ def _fitting(directory: SweepDirectory, runs: list[CellRun], most_bytes: int) ->
             break
         kept, packed = more, size
     return kept, packed
+
+
+def _anywhere(command: str) -> str:
+    """The command with a directory that any machine can have."""
+    words = shlex.split(command)
+    words[words.index("--out") + 1] = "sweep"
+    return shlex.join(words)
 
 
 def _line(line: RunLine) -> list[Any]:

@@ -56,7 +56,7 @@ class SweepTab:
         )
         names = list(preset_names())
         presets = gr.Dropdown(names, value=names[:4], **several, **_named("presets"))
-        file = gr.File(file_types=[".txt", ".jsonl"], height=96, label=text("sweep", "file"), elem_id="sweep-file")
+        file = gr.File(file_types=[".txt", ".jsonl"], height=120, label=text("sweep", "file"), elem_id="sweep-file")
         tokens = gr.Slider(8, MAX_TOKENS, 64, step=8, **_named("tokens"))
         seeds = gr.Slider(1, MAX_SEEDS, 1, step=1, **_named("seeds"))
         choices = [(label, key) for key, label in pairs.items()]

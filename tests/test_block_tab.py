@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from dflash_core.toy import ToyDraft, ToyTarget
 from dflash_ui.runs import Run
 from tests.served import ServedPage, Visitor
 
+NUMBER = r"(\d\.?\d*)(?: × 10([⁻⁰¹²³⁴-⁹]+))?"
+SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 BY_UNIFORM = ("speculative", "naive")
 TOY = {"prompt": "the cat", "chat": 0, "pair": "toy", "t": 0.9, "b": 5, "n": 60, "seed": 3}
 
@@ -88,6 +91,45 @@ def test_a_block_is_told_from_its_own_numbers(browser: Any, toy_page: ServedPage
     assert widths == pytest.approx([100, 100], abs=0.5)
     assert visitor.errors == []
     tab.close()
+
+
+@pytest.mark.browser
+def test_the_residual_and_the_overlap_hold_the_true_ones(browser: Any, toy_page: ServedPage) -> None:
+    """The page knows the likely tokens only, so it says what the rest leaves open; the core knows all of p and q."""
+    tab, _, run = opened(browser, toy_page, rule="speculative")
+    tab.locator("#tabs button[data-tab-id=block]").click()
+    node, target = inspector(tab), ToyTarget()
+    draft = ToyDraft(target)
+    rejected = [view for view in run.views[1:] if view["next"] == "resampled" and not view["cut"]]
+    n_said = 0
+    for view in rejected[:12]:
+        node.locator(".block-slider").fill(str(view["i"]))
+        k = view["kept"]
+        before = view["drafted"][k - 1] if k else view["anchor"]
+        p = (target.logits[before] / 0.9).softmax(-1)
+        logits = draft.propose(
+            draft.new_cache(), torch.zeros(1, 1, 1), torch.tensor([[view["anchor"]]]), 5, lambda x: x, lambda x: x
+        )
+        q = (logits[0, k] / 0.9).softmax(-1)
+        shared = float(torch.minimum(p, q).sum())
+        assert_within(shared, re.search(r"Σ min\(p, q\) (.*?)\. The", node.locator(".bars-note").first.inner_text()))
+        said = re.search(r"had the probability (.*?)\.$", node.locator(".block-says").inner_text(), re.MULTILINE)
+        if said:  # the token is among those recorded
+            n_said += 1
+            assert_within(float((p - q).clamp_min(0)[view["emitted"][-1]]) / (1 - shared), said)
+    assert n_said > 5
+    # At another temperature the heading says so, and what happened keeps its own.
+    node.locator(".reshape input").fill("1.8")
+    assert "if the temperature were 1.80" in node.locator(".bars-part h4").inner_text()
+    assert node.locator(".block-says h4").inner_text() == "What happened, at temperature 0.9"
+    tab.close()
+
+
+def assert_within(value: float, said: re.Match[str] | None) -> None:
+    """Between the two numbers that were said, or next to the one."""
+    assert said is not None
+    numbers = [float(a) * 10 ** int(exponent.translate(SUPERSCRIPTS) or 0) for a, exponent in re.findall(NUMBER, said[1])]
+    assert min(numbers) - 2e-3 <= value <= max(numbers) + 2e-3
 
 
 @pytest.mark.browser

@@ -346,12 +346,15 @@ def test_the_server_tells_only_what_there_is(sweeps: Sweeps, tmp_path: Path) -> 
 def test_a_recorded_sweep_is_alive_without_a_model(
     pair: Pair, plan: SweepPlan, finished: list[CellRun], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    about = ABOUT | {"pair_key": "toy", "trained_block_size": 8, "command": "python -m dflash_core.sweep"}
+    about = ABOUT | {"pair_key": "toy", "trained_block_size": 8}
+    about["command"] = "python -m dflash_core.sweep --out '/home/some one/x' --tokens 8"
     directory = SweepDirectory.create(tmp_path / "sweep", plan, encode_prompts(pair, plan), about)
     for run in finished:
         directory.append(run)
     record(directory, tmp_path / "asset", pair.tokenizer, most_bytes=1)  # room for the first prompt alone
+    assert not any("some one" in file.read_text() for file in (tmp_path / "asset").glob("*.json"))
     shown = recorded_sweep(tmp_path / "asset", tmp_path / "served")
+    assert shown and shown.directory and shown.directory.about["command"] == "python -m dflash_core.sweep --out sweep --tokens 8"
     assert isinstance(shown, RecordedSweep) and shown.status == "recorded_sweep" and shown.is_complete
     assert shown.results() == (len(finished), sweep_results(plan, directory.runs()))
     assert encode(board(shown, {})) and shown.tokenizer is None  # the page opens without one
@@ -386,8 +389,6 @@ def test_what_ships_of_the_recorded_sweep_is_usable() -> None:
     prompts = read_prompts(ASSETS / "sweep_prompts.jsonl")
     assert len(prompts) == 16 and all(prompt.text in held_out[prompt.kind] for prompt in prompts)
     path = ASSETS / "sweep"
-    if not path.exists():
-        return
     shown = recorded_sweep(path, Path("unused"))
     assert shown is not None and sum(file.stat().st_size for file in path.iterdir()) < 2_500_000
     assert shown.open(next(n for n in range(len(shown.lines)) if shown.is_kept(n))) is not None
@@ -414,6 +415,7 @@ def test_a_small_sweep_from_start_to_exported_report(visit: Callable[..., Visito
     page.click("#tabs button[data-tab-id=sweep]")
     page.wait_for_selector("#sweep-count")
     assert "Cells: 18" in visitor.text("#sweep-count") and page.is_disabled("#sweep-start")
+    page.wait_for_selector(".sweep[data-status=recorded_sweep] .sweep-advice h3")  # until the visitor's own is there
 
     # A bad file is told at once, and does not start anything.
     page.set_input_files("#sweep-file input[type=file]", prompts_file(tmp_path, '{"prompt": "a"}\nno\n', "bad.jsonl"))
@@ -439,8 +441,9 @@ def test_a_small_sweep_from_start_to_exported_report(visit: Callable[..., Visito
     toy_page.toy.seconds_per_pass = 0.02
     try:
         page.click("#sweep-start")
-        visitor.wait("() => Number(document.querySelector('.sweep')?.dataset.version) > 0")  # drawn while it goes on
-        assert page.get_attribute(".sweep", "data-status") == "running" and page.is_visible(".sweep .progress")
+        drawn = "() => { const { status, version } = document.querySelector('.sweep').dataset; return status === 'running' && version > 0 }"
+        visitor.wait(drawn)  # while it goes on
+        assert page.is_visible(".sweep .progress")
         page.click("#sweep-stop")
         page.wait_for_selector(".sweep[data-status=stopped]")
     finally:

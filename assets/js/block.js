@@ -2,7 +2,7 @@
 
 import { current } from "./current.js";
 import { el, fixed, probability, setText, visible } from "./dom.js";
-import { probabilities } from "./probabilities.js";
+import { overlap, probabilities, shares } from "./probabilities.js";
 import { addStyles } from "./served.js";
 import { Timeline } from "./timeline.js";
 import { words } from "./words.js";
@@ -186,7 +186,12 @@ class Inspector {
   details(view, judged, k) {
     return [
       probabilities(view, judged, k, (id) => this.shown(id)),
-      el("ul", { class: "block-says" }, ...this.says(view, judged, k).map((line) => el("li", {}, line))),
+      el(
+        "section",
+        { class: "block-says" },
+        el("h4", {}, words.block.happened(current.head.temperature)),
+        el("ul", {}, ...this.says(view, judged, k).map((line) => el("li", {}, line))),
+      ),
     ];
   }
 
@@ -206,6 +211,8 @@ class Inspector {
     else {
       const text = quoted(view.emitted[k - 1]);
       lines.push(({ speculative: t.residual, block: t.blockResidual, naive: t.naive }[rule] ?? t.own)(text));
+      const chance = rule === "speculative" ? residualChance(judged, view.drafted[k - 1], view.emitted[k - 1]) : null;
+      if (chance) lines.push(t.chance(text, ...chance.map(probability)));
     }
     if (kept && cut) lines.push(`(${words.block.unseen})`);
     return lines;
@@ -246,4 +253,12 @@ class Inspector {
     event.preventDefault();
     moves[event.key]();
   }
+}
+
+/** [least, most] probability (p − q)₊ / (1 − Σ min(p, q)) of a token in the residual; null if it is not among those recorded. */
+function residualChance(judged, drafted, id) {
+  const [rows] = shares(judged, drafted, null);
+  const row = rows.find(([token]) => token === id);
+  if (!row) return null;
+  return overlap(rows).map((shared) => (shared < 1 ? Math.min(1, Math.max(0, row[1] - row[2]) / (1 - shared)) : 1));
 }

@@ -8,19 +8,20 @@ const t = words.block;
 
 /** The bars of place k of a block, with their temperature slider. shown(token id): its text, for reading. */
 export function probabilities(view, judged, k, shown) {
+  const heading = el("h4");
   const chart = el("div", { class: "bars" });
   const note = el("p", { class: "bars-note" });
   const draw = (temperature) => {
     const [rows, said] = shares(judged, view.drafted[k - 1], temperature);
     chart.replaceChildren(...bars(view, rows, k, shown));
-    const overlap = rows.reduce((sum, [, p, q]) => sum + Math.min(p, q), 0);
-    setText(note, said ?? `${t.overlap} ${rows.at(-1)[0] === null ? "≥" : "="} ${probability(overlap)}`);
+    setText(heading, temperature === null ? t.bars(k, current.head.temperature) : t.barsAt(k, fixed(temperature, 2)));
+    setText(note, said ?? t.overlap(...overlap(rows).map(probability)));
   };
   draw(null);
   return el(
     "section",
     { class: "bars-part" },
-    el("h4", {}, t.bars(k, current.head.temperature)),
+    heading,
     el(
       "p",
       { class: "bars-key" },
@@ -34,8 +35,14 @@ export function probabilities(view, judged, k, shown) {
   );
 }
 
+/** Σ min(p, q): [least, most] that it can be. Tokens that are not listed share as much as their sums allow, or nothing. */
+export function overlap(rows) {
+  const shared = (some) => some.reduce((sum, [, p, q]) => sum + Math.min(p, q), 0);
+  return [shared(rows.filter(([id]) => id !== null)), shared(rows)];
+}
+
 /** [[id, p, q], …, [null, rest of p, rest of q]] at the run's temperature; at another one, of the listed tokens alone. */
-function shares(judged, drafted, temperature) {
+export function shares(judged, drafted, temperature) {
   // The drafted token is shown even where it is none of the most likely ones.
   const top = judged.top.some(([id]) => id === drafted) ? judged.top : [...judged.top, [drafted, judged.p, judged.q]];
   const total = (i) => top.reduce((sum, entry) => sum + entry[i], 0);
@@ -79,7 +86,7 @@ function reshape(draw, tabled) {
 function bars(view, rows, k, shown) {
   const own = view.kept >= k ? view.drafted[k - 1] : view.emitted[k - 1];
   return rows.map(([id, p, q]) => {
-    const marks = [id === view.drafted[k - 1] ? t.drafted : null, id !== null && id === own ? t.emitted : null].filter(Boolean);
+    const marks = [id === view.drafted[k - 1] ? t.drafted : null, id !== null && id === own ? (view.kept >= k ? t.kept : t.emitted) : null].filter(Boolean);
     const bar = (name, share) => {
       const node = el("span", { class: `bar bar-${name}` });
       node.style.width = `${100 * Math.min(1, share)}%`;

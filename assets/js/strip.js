@@ -189,7 +189,10 @@ export class Strip {
       this.pinned = node;
       this.inspect(node);
     });
-    strip.addEventListener("dblclick", (event) => this.open(event.target.closest(".tok")));
+    strip.addEventListener("dblclick", (event) => {
+      getSelection().removeAllRanges(); // a double click selects a word too
+      this.open(event.target.closest(".tok"));
+    });
     strip.addEventListener("keydown", (event) => this.key(event));
   }
 
