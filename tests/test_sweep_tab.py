@@ -441,7 +441,10 @@ def test_a_small_sweep_from_start_to_exported_report(visit: Callable[..., Visito
     toy_page.toy.seconds_per_pass = 0.02
     try:
         page.click("#sweep-start")
-        drawn = "() => { const { status, version } = document.querySelector('.sweep').dataset; return status === 'running' && version > 0 }"
+        drawn = """() => {
+            const { status, version } = document.querySelector('.sweep').dataset;
+            return status === 'running' && version > 0;
+        }"""
         visitor.wait(drawn)  # while it goes on
         assert page.is_visible(".sweep .progress")
         page.click("#sweep-stop")
