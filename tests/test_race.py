@@ -421,7 +421,8 @@ def state(visitor: Visitor, expected: str) -> None:
 
 
 @pytest.mark.browser
-def test_a_race_and_its_replay(visit: Callable[..., Visitor], toy_page: ServedPage) -> None:
+def test_a_race_and_its_replay(visit: Callable[..., Visitor], toy_page: ServedPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy_page.toy, "seconds_per_pass", 0.02)  # a slow replay lasts seconds: time to pause it
     visitor = visit(toy_page, **TOY)
     plan = visitor.page.input_value("#race-plan textarea")
     for said in ("“the cat”", "Toy word chain", "rule match", "T = 1", "B = 4", "seed 3", "at most 40 tokens"):
