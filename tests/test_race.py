@@ -487,11 +487,12 @@ def test_texts_that_part_stop_leaving_and_nothing_to_race(
     visitor.page.click("#tabs button[data-tab-id=run]")
     visitor.set("b", 4)
     visitor.page.click("#tabs button[data-tab-id=race]")
-    visitor.wait("() => document.querySelector('#race-plan textarea').value.includes('B = 4')")
+    visitor.wait("() => document.querySelector('#race-plan textarea').value.includes('T = 0 · B = 4 · seed 3 · at most 200')")
     # A target that rounds differently in passes of another shape.
     with monkeypatch.context() as patched:
         patched.setattr(toy_page.toy, "forward", RoundingTarget(1e-4).forward)
         view = raced(visitor)
+    assert "T = 0 · B = 4" in view.locator(".law-about").inner_text()
     assert "by rounding" in view.locator(".law-verdict h3").first.inner_text()
     rows = [row.locator("td").all_inner_texts() for row in view.locator(".race-verdicts tbody tr").all()]
     assert [row[0] for row in rows] == ["Plain decoding", "DFlash, B = 4"] and rows[0][1] != rows[1][1]
