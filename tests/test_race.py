@@ -407,7 +407,7 @@ def raced(visitor: Visitor) -> Any:
     visitor.page.wait_for_function(
         """(before) => {
             const { race, result } = document.querySelector('.race').dataset;
-            return race !== before && result === race;
+            return race && race !== before && result === race;
         }""",
         arg=before,
         timeout=LONG,
