@@ -10,6 +10,7 @@ import torch
 
 from dflash_core import RULES, dflash_generate
 from dflash_core.generate import accept_uniforms
+from dflash_core.sampling import probabilities
 from dflash_core.toy import ToyDraft, ToyTarget
 from dflash_ui.runs import Run
 from tests.served import ServedPage, Visitor
@@ -187,6 +188,43 @@ def test_another_temperature_reshapes_what_was_recorded(browser: Any, toy_page: 
     node.get_by_label("as it was").click()
     shares = node.evaluate("node => [...node.querySelectorAll('.bar-p')].map((bar) => parseFloat(bar.style.width) / 100)")
     assert shares[: len(entries)] == pytest.approx([p for _, p, _ in entries], abs=1e-3)
+    tab.close()
+
+
+@pytest.mark.browser
+@pytest.mark.embedded
+@pytest.mark.parametrize("source", ["embedded_page", "unloaded_page"])
+def test_real_text_from_the_token_to_its_numbers(browser: Any, request: pytest.FixtureRequest, source: str) -> None:
+    """A run of the embedded pair, live or recorded with no model loaded: a token leads to its block, and keys and slider work."""
+    page: ServedPage = request.getfixturevalue(source)
+    tab = browser.new_page(viewport={"width": 1280, "height": 1000})
+    visitor = Visitor(tab, page.url)
+    if source == "embedded_page":
+        visitor.open(prompt="Name three colours.", t=0.7, b=4, n=24, seed=1, rule="speculative").run()
+    else:
+        visitor.open()
+        visitor.wait("() => document.querySelector('.stage').dataset.blocks > 2")
+    run = page.run(visitor.shown_run())
+    view = next(view for view in run.views[1:] if view["next"] == "resampled" and not view["cut"])
+    tab.locator(f".draft-block[data-block='{view['i']}'] .tok.s-rejected").first.dblclick()
+    node = inspector(tab)
+    node.locator(".block-title").wait_for()
+    assert node.locator(".block-title").inner_text() == f"Block {view['i']} of {len(run.views) - 1}"
+    judged, temperature = view["judged"][view["kept"]], run.head["temperature"]
+    entries = list(judged["top"])
+    if view["drafted"][view["kept"]] not in [token for token, _, _ in entries]:
+        entries.append([view["drafted"][view["kept"]], judged["p"], judged["q"]])
+    node.locator(".reshape input").fill("1.3")
+    for side, name in ((1, "p"), (2, "q")):
+        logits = temperature * torch.tensor([entry[side] for entry in entries]).log()
+        shares = node.evaluate(
+            f"node => [...node.querySelectorAll('.bar-{name}')].map((bar) => parseFloat(bar.style.width) / 100)"
+        )
+        assert shares == pytest.approx(probabilities(logits, temperature=1.3).tolist(), abs=1e-3)
+    node.locator(".block-places button").first.focus()
+    tab.keyboard.press("ArrowRight")
+    assert int(node.get_attribute("data-block")) == view["i"] + 1
+    assert visitor.errors == []
     tab.close()
 
 

@@ -394,6 +394,11 @@ def test_a_saved_draft_fits_float16_and_says_frequent_words(target_path: Path, d
     counts = trainer.shards.token_counts(VOCAB)
     said = saved.draft_token_ids
     assert len(said) == 20 and said == sorted(said)
+    again = train.parse_arguments(
+        train_options(target_path, data, tmp_path, "--draft-words", "0", "--init", str(tmp_path / "draft"))
+    )
+    train.make_trainer(again).save(tmp_path / "whole")
+    assert DFlashDraftModel.from_pretrained(tmp_path / "whole" / "draft").draft_token_ids == []
     assert counts[said].min() >= counts[[token for token in range(VOCAB) if token not in said]].max()
 
 

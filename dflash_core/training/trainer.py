@@ -267,8 +267,8 @@ class Trainer:
         atomically(directory / "state.pt", lambda path: torch.save(state, path))
         config = copy.deepcopy(self.draft.config)
         config.dtype = torch.float16
-        if len(self.spoken) < len(self.head):
-            config.draft_token_ids = self.spoken.tolist()
+        # Set in any case: a draft that training began with (--init) may have been narrowed to other words.
+        config.draft_token_ids = self.spoken.tolist() if len(self.spoken) < len(self.head) else []
         half = DFlashDraftModel(config).half()
         weights = {**self.average, "fc.weight": self.average["fc.weight"] / self._excess()}
         half.load_state_dict({name: value.half() for name, value in weights.items()})
