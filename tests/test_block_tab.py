@@ -210,6 +210,7 @@ def test_real_text_from_the_token_to_its_numbers(browser: Any, request: pytest.F
     node = inspector(tab)
     node.locator(".block-title").wait_for()
     assert node.locator(".block-title").inner_text() == f"Block {view['i']} of {len(run.views) - 1}"
+    assert run.head is not None
     judged, temperature = view["judged"][view["kept"]], run.head["temperature"]
     entries = list(judged["top"])
     if view["drafted"][view["kept"]] not in [token for token, _, _ in entries]:
