@@ -331,6 +331,16 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_stopped(target_path: Path, dat
         train.main(train_options(target_path, data, tmp_path / "parts", "--layers", "1"))
 
 
+def test_steps_draw_from_the_block_sizes_and_temperatures_asked_for(target_path: Path, data: Path, tmp_path: Path) -> None:
+    more = ("--block-sizes", "3", "7", "--temperatures", "0.5", "0.8")
+    trainer = train.make_trainer(train.parse_arguments(train_options(target_path, data, tmp_path, *more)))
+    assert {trainer.batch(step).labels.shape[-1] + 1 for step in range(20)} == {3, 7}
+    temperatures = [round(trainer.shards[i].temperature, 3) for i in trainer.training]
+    assert set(temperatures) == {0.5, 0.8} == {trainer.shards.temperature(i) for i in trainer.training}
+    # What is measured on stays the same, so that runs can be compared.
+    assert 0.0 in {trainer.shards.temperature(i) for i in trainer.held_out}
+
+
 def test_training_learns_and_the_draft_serves(target_path: Path, data: Path, tmp_path: Path) -> None:
     """The whole path for a target that is not SmolLM2: better guesses on what it was trained on, and a pair that loads."""
     train.main(train_options(target_path, data, tmp_path, "--steps", "150", "--learning-rate", "5e-3", "--evaluate-every", "25"))
@@ -407,6 +417,12 @@ def test_what_cannot_work_is_said(target_path: Path, data: Path, tmp_path: Path)
         train.main(train_options(target_path, tmp_path, tmp_path / "out"))
     with pytest.raises(SystemExit, match=r"the data has states of layers \[0, 2\], not of \[1\]"):
         train.main(train_options(target_path, data, tmp_path / "out", "--taps", "1", "2"))
+    with pytest.raises(SystemExit, match="block sizes must be at least 2"):
+        train.main(train_options(target_path, data, tmp_path / "out", "--block-sizes", "1", "4"))
+    with pytest.raises(SystemExit, match="block_tokens must be at least 40"):
+        train.main(train_options(target_path, data, tmp_path / "out", "--block-sizes", "40"))
+    with pytest.raises(SystemExit, match="there is too little data"):
+        train.main(train_options(target_path, data, tmp_path / "out", "--temperatures", "3", "4"))
     with pytest.raises(SystemExit, match="the target's layers are 0 to 3"):
         synthesise.main(["--target", str(target_path), "--out", str(tmp_path), "--taps", "4", "--device", "cpu"])
     with pytest.raises(SystemExit, match="synthesise"):

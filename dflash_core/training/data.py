@@ -83,7 +83,8 @@ class Shards:
             ids, start = file.get_tensor("token_ids").tolist(), 0
             columns = (file.get_tensor(name).tolist() for name in ("lengths", "prompt_lengths", "temperatures"))
             for length, prompt_length, temperature in zip(*columns, strict=True):
-                self._index.append((len(self._files), start, length, prompt_length, temperature))
+                # Stored in float32, where 0.8 is a little more than 0.8.
+                self._index.append((len(self._files), start, length, prompt_length, round(temperature, 4)))
                 self.prompts.append(tuple(ids[start : start + prompt_length]))
                 start += length
             self._files.append(file)
@@ -93,6 +94,9 @@ class Shards:
 
     def response_length(self, index: int) -> int:
         return self._index[index][2] - self._index[index][3]
+
+    def temperature(self, index: int) -> float:
+        return self._index[index][4]
 
     def token_counts(self, vocab_size: int) -> Tensor:
         """How often each token occurs, (V,)."""

@@ -50,7 +50,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=3, help="of the draft")
     parser.add_argument("--taps", type=int, nargs="+", help="target layers that the draft sees (default: all that were stored)")
     parser.add_argument("--mask-token", type=int, default=7, help="token id of the mask: one that is never produced in chat")
-    parser.add_argument("--block-size", type=int, default=16, help="written into the config; 2 to 16 are trained")
+    parser.add_argument("--block-size", type=int, default=16, help="largest, written into the config")
     parser.add_argument("--steps", type=int, default=default.steps)
     parser.add_argument("--conversations", type=int, default=default.conversations, help="in a step")
     parser.add_argument("--block-tokens", type=int, default=default.block_tokens, help="anchors × block size in a conversation")
@@ -59,6 +59,21 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--averaging", type=float, default=default.averaging, help="share of the past that the average keeps")
     parser.add_argument("--decay", type=float, default=default.decay, help="loss weight of position k: exp(−(k − 1)/decay)")
     parser.add_argument("--mix", type=float, nargs=3, default=mix, metavar=("TOKENS", "DISTILLATION", "OVERLAP"))
+    parser.add_argument(
+        "--block-sizes",
+        type=int,
+        nargs="+",
+        default=default.block_sizes,
+        help="one is drawn for each step; repeats make it likelier",
+    )
+    parser.add_argument(
+        "--temperatures",
+        type=float,
+        nargs=2,
+        default=default.temperatures,
+        metavar=("LOWEST", "HIGHEST"),
+        help="of the conversations that are trained on",
+    )
     parser.add_argument("--words", type=int, default=default.words, help="most frequent tokens, in every step's loss")
     parser.add_argument(
         "--draft-words", type=int, default=default.draft_words, help="most frequent tokens that the finished draft says; 0: all"
@@ -107,6 +122,8 @@ def make_trainer(options: argparse.Namespace) -> Trainer:
         seed=options.seed,
         autocast=options.autocast,
         draft_words=options.draft_words,
+        block_sizes=tuple(options.block_sizes),
+        temperatures=tuple(options.temperatures),
     )
     embedding, head = target.get_input_embeddings().weight.detach(), target.get_output_embeddings().weight.detach()
     return Trainer(draft, embedding, head, shards, training_options, options.device)

@@ -22,7 +22,7 @@ from .parallel import block_hidden
 
 AVERAGE_EVERY = 8  # steps
 HALF_ROOM = 2.0**13  # the draft's largest value on held-out text, when saved in float16: an eighth of what that holds
-# One is drawn for each step. Mostly small: that is where nearly all tokens are accepted, and more anchors fit into a step.
+# Mostly small: that is where nearly all tokens are accepted, and more anchors fit into a step.
 BLOCK_SIZES = (2, 3, 3, 3, 4, 4, 4, 4, 4, 5, 6, 8, 16)
 
 
@@ -33,6 +33,7 @@ class TrainingOptions:
     others at random; in the last `full_head` of the steps the whole vocabulary does. averaging: share of the past that the
     averaged weights keep at each step. held_out_one_in: of so many prompts, one is kept back. autocast: bfloat16 arithmetic.
     draft_words: the finished draft says only the most frequent so many (`DFlashDraftModel.narrow`); 0 for all.
+    block_sizes: one is drawn for each step. temperatures: lowest and highest of the conversations that are trained on.
     """
 
     steps: int = 10_000
@@ -49,10 +50,14 @@ class TrainingOptions:
     seed: int = 0
     autocast: bool = True
     draft_words: int = 16_384
+    block_sizes: tuple[int, ...] = BLOCK_SIZES
+    temperatures: tuple[float, float] = (0.0, math.inf)
 
     def __post_init__(self) -> None:
         require(self.steps >= 1 and self.conversations >= 1, "steps and conversations must be at least 1")
-        require(self.block_tokens >= max(BLOCK_SIZES), f"block_tokens must be at least {max(BLOCK_SIZES)}: one block")
+        require(bool(self.block_sizes) and min(self.block_sizes) >= 2, "block sizes must be at least 2: an anchor and a guess")
+        largest = max(self.block_sizes)
+        require(self.block_tokens >= largest, f"block_tokens must be at least {largest}: one block")
         require(self.decay > 0, f"decay must be above 0, not {self.decay}")
 
 
@@ -132,7 +137,8 @@ class Trainer:
         # All conversations with one prompt are on the same side.
         held_out = [zlib.crc32(repr(prompt).encode()) % options.held_out_one_in == 0 for prompt in shards.prompts]
         usable = [i for i in range(len(shards)) if shards.response_length(i) >= 2]
-        self.training = [i for i in usable if not held_out[i]]
+        lowest, highest = options.temperatures
+        self.training = [i for i in usable if not held_out[i] and lowest <= shards.temperature(i) <= highest]
         self.held_out = [i for i in usable if held_out[i]]
         require(bool(self.training and self.held_out), "there is too little data: some hundred conversations are needed")
         self.chances = torch.tensor([float(shards.response_length(i)) for i in self.training])
@@ -144,7 +150,7 @@ class Trainer:
     def batch(self, step: int) -> Batch:
         """The batch of a step depends on the seed, the step and the data alone."""
         options, generator = self.options, self._generator(step)
-        block_size = BLOCK_SIZES[int(torch.randint(len(BLOCK_SIZES), (1,), generator=generator))]
+        block_size = options.block_sizes[int(torch.randint(len(options.block_sizes), (1,), generator=generator))]
         chosen = self.chances.multinomial(options.conversations, replacement=True, generator=generator)
         indices = [self.training[i] for i in chosen.tolist()]
         n_anchors = options.block_tokens // block_size
