@@ -1,6 +1,4 @@
-"""The charts: data in, plotly figure out. Pure; no gradio.
-
-The three acceptance charts of a run, and `law_figure` of a lossless check, which is sent complete with each check.
+"""The three acceptance charts of a run: data in, plotly figure out; and what every chart has in common. Pure; no gradio.
 
 The functions for a run also make the empty figures that the page embeds: `templates()`. The script (assets/js/charts.js) copies a
 template, puts data at the places named below, and draws. It computes nothing and knows no title, unit or colour.
@@ -28,7 +26,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dflash_core.lossless import LawCheck
 from dflash_ui.theme import FONT, neutrals, states
 
 View = Mapping[str, Any]  # VIEW and STATS of the stage payload
@@ -190,64 +187,6 @@ def positions_figure(stats: Stats | None = None, *, trained_block_size: int | No
     )
     figure.update_xaxes(dtick=1)
     figure.update_yaxes(range=[0, 1.05], tickformat=".0%")
-    return figure
-
-
-def law_figure(check: LawCheck, labels: Sequence[str], *, dark: bool = False) -> go.Figure:
-    """What a check drew, split into accepted drafts and what followed a rejection, over p; and q.
-
-    labels: the tokens' names, plain text, in the order of the check; they may come from a model.
-    """
-    look, tokens = neutrals(dark), states()
-    rows = list(range(len(labels)))
-    names = [escaped(label) for label in labels]
-    kept = [count / check.n for count in check.kept_counts]
-    redrawn = [(count - accepted) / check.n for count, accepted in zip(check.counts, check.kept_counts, strict=True)]
-
-    def part(name: str, state: str, shares: Sequence[float], base: Sequence[float]) -> go.Bar:
-        return go.Bar(
-            name=name,
-            orientation="h",
-            y=rows,
-            x=shares,
-            base=base,
-            width=0.5,
-            customdata=[[name, share] for name, share in zip(names, shares, strict=True)],
-            marker={"color": tokens[state].look.chart_fill(dark), "line": {"width": 0}},
-            hovertemplate=f"%{{customdata[0]}}: {name} %{{customdata[1]:.4f}}<extra></extra>",
-        )
-
-    figure = go.Figure(
-        [
-            go.Bar(
-                name="p (target)",
-                orientation="h",
-                y=rows,
-                x=check.target_probs,
-                width=0.86,
-                customdata=names,
-                marker={"color": look.line, "line": {"width": 1.5, "color": look.ink}},
-                hovertemplate="%{customdata}: p = %{x:.4f}<extra></extra>",
-            ),
-            part("drawn: accepted drafts", "accepted", kept, [0.0] * len(rows)),
-            part("drawn: after a rejection", "resampled", redrawn, kept),
-            go.Scatter(
-                name="q (draft)",
-                mode="markers",
-                y=rows,
-                x=check.draft_probs,
-                customdata=names,
-                marker={"symbol": "diamond", "size": 9, "color": look.paper, "line": {"width": 2, "color": look.soft}},
-                hovertemplate="%{customdata}: q = %{x:.4f}<extra></extra>",
-            ),
-        ],
-        layout(f"What {check.n:,} verifications emitted", "share", "", dark),
-    )
-    figure.update_layout(barmode="overlay", height=26 * len(rows) + 176, margin={"l": 8, "b": 118})
-    figure.update_xaxes(tickformat=".0%", rangemode="tozero", showgrid=True)
-    figure.update_yaxes(
-        tickvals=rows, ticktext=names, range=[len(rows) - 0.4, -0.6], showgrid=False, rangemode="normal", zeroline=False
-    )
     return figure
 
 

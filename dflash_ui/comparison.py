@@ -13,7 +13,7 @@ from dflash_core.verify import RULES
 
 from . import charts
 from .render import TEXT_STATES, Chip, visible
-from .runs import Run
+from .run import Run
 from .text import text
 from .theme import neutrals, states
 

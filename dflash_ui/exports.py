@@ -10,7 +10,7 @@ from dataclasses import asdict
 from dflash_core.generate import accept_uniforms
 from dflash_core.metrics import CONFIDENCE
 
-from .runs import Run
+from .run import Run
 
 COLUMNS = (
     "block", "position", "place", "token_id", "token", "p", "q", "acceptance_probability", "accepted", "in_output",

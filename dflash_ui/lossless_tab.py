@@ -16,10 +16,12 @@ from dflash_core.verify import RULES
 
 from . import charts, theme
 from .controls import rule_summaries, told
+from .lossless_charts import law_figure
 from .opened import MAX_NAME, MAX_PER_PAGE
 from .render import visible
 from .requests import MAX_SEED
-from .runs import Run, Runs
+from .run import Run
+from .runs import Runs
 from .stage import encode, scripted
 from .text import text
 
@@ -212,9 +214,7 @@ def payload(asked: LawRequest, *, seed: int) -> dict[str, Any]:
             "head": [text("lossless", name) for name in columns],
             "rows": [[name, f"{p:.5f}", f"{q:.5f}", f"{drawn:,}", f"{kept:,}"] for name, p, q, drawn, kept in rows],
         },
-        "figure": {
-            look: json.loads(charts.law_figure(check, labels, dark=look == "dark").to_json()) for look in ("light", "dark")
-        },
+        "figure": {look: json.loads(law_figure(check, labels, dark=look == "dark").to_json()) for look in ("light", "dark")},
     }
 
 

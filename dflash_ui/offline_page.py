@@ -18,7 +18,7 @@ from typing import Any
 
 from . import theme
 from .render import shortened
-from .runs import Run
+from .run import Run
 from .text import text
 
 ENTRY = "offline.js"

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from dflash_core.trace import TraceError, parse_trace
 
-from .runs import Run
+from .run import Run
 
 MB = 1_000_000
 # The longest run that the page makes, 4,096 tokens with B = 32 and hardly any accepted, measures 12 MB; a usual one of 2,000

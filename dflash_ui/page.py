@@ -20,8 +20,9 @@ from .opened import OpenedRuns, read_run
 from .race import Races
 from .race_tab import RaceTab
 from .recorded_sweep import recorded_sweep
+from .run import Run
 from .run_tab import RunTab, offered_pairs
-from .runs import Run, Runs
+from .runs import Runs
 from .sweep_tab import SweepTab
 from .sweeps import Sweeps
 from .text import text

@@ -18,7 +18,8 @@ from dflash_core.race import ARMS, REPEATS, Arm, Lap, Round
 
 from .race_report import report
 from .requests import RunRequest
-from .runs import ACTIVE, Run, Runs, in_words, make_head
+from .run import Run, make_head
+from .runs import ACTIVE, Runs, in_words
 from .text import text
 
 MAX_RACE_TOKENS = 256  # on each side, in each repeat

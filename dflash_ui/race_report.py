@@ -22,7 +22,7 @@ SEVERITY = ("fault", "rounding", "same", "other_draw", "other_law")
 def report(rounds: Sequence[Round], pair: Pair, head: dict[str, Any]) -> dict[str, Any] | None:
     """The result of a race's complete repeats, JSON values; None if there are none, or no token after the prefill's.
 
-    head: the description of the run, `runs.make_head`. Only token texts come from a model; all else is the page's own words.
+    head: the description of the run, `run.make_head`. Only token texts come from a model; all else is the page's own words.
     """
     stats = race_stats(rounds)
     if stats is None:

@@ -15,8 +15,9 @@ from .controls import sentence, told
 from .race import MAX_RACE_TOKENS, Races, race_request
 from .race_report import unusual
 from .requests import RunRequest
+from .run import Run
 from .run_tab import RunTab
-from .runs import Run, Runs
+from .runs import Runs
 from .stage import encode, scripted
 from .text import text
 

@@ -13,7 +13,8 @@ from .controls import Controls, sentence
 from .models import Shelf
 from .opened import OpenedRuns
 from .render import TEXT_STATES
-from .runs import Run, Runs
+from .run import Run
+from .runs import Runs
 from .stage import encode, stage
 from .text import text
 from .traces import known_runs, trace_functions

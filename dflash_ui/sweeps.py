@@ -28,7 +28,8 @@ from dflash_core.sweep.runs import CellRun, Step, TimeEstimate, encode_prompts
 from dflash_core.sweep.store import SweepDirectory, write_file
 
 from . import render
-from .runs import ACTIVE, Run, Runs, in_words
+from .run import Run
+from .runs import ACTIVE, Runs, in_words
 from .sweep_report import REPORT, report_html
 from .sweep_request import SweepRequest
 from .text import text

@@ -10,7 +10,8 @@ from dflash_core.trace import TraceError
 
 from . import exports, offline_page
 from .opened import MAX_FILE, MAX_NAME, MAX_PER_PAGE, OpenedRuns
-from .runs import Run, Runs
+from .run import Run
+from .runs import Runs
 from .stage import PLOTLY_JS, boot, encode
 from .text import text
 

@@ -15,8 +15,9 @@ from dflash_core.pairs import Pair
 from dflash_core.toy import ToyCache, ToyTarget
 from dflash_core.weights import Progress
 from dflash_ui.page import build_page, launch_options
+from dflash_ui.run import Run
 from dflash_ui.run_tab import RunTab
-from dflash_ui.runs import Run, Runs
+from dflash_ui.runs import Runs
 
 # What a visitor does takes as long as a busy machine takes; this is for what does not happen at all.
 PATIENCE = 60.0

@@ -12,7 +12,7 @@ from dflash_core import RULES, dflash_generate
 from dflash_core.generate import accept_uniforms
 from dflash_core.sampling import probabilities
 from dflash_core.toy import ToyDraft, ToyTarget
-from dflash_ui.runs import Run
+from dflash_ui.run import Run
 from tests.served import ServedPage, Visitor
 
 NUMBER = r"(\d\.?\d*)(?: × 10([⁻⁰¹²³⁴-⁹]+))?"

@@ -17,8 +17,9 @@ from dflash_ui import exports, offline_page
 from dflash_ui.comparison import MAX_COMPARED, compare, survival_figure, tokens_of
 from dflash_ui.opened import OpenedRuns, read_run
 from dflash_ui.page import recorded_runs
+from dflash_ui.run import Run
 from dflash_ui.run_tab import stage_functions
-from dflash_ui.runs import Run, Runs
+from dflash_ui.runs import Runs
 from dflash_ui.stage import PLOTLY_JS, boot, encode
 from dflash_ui.traces import EXPORTS, trace_functions
 from tests.test_runs import done_run, toy_runs

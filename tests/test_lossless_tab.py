@@ -12,11 +12,12 @@ import pytest
 from dflash_core.lossless import distributions_of, redraw_bias, verify_law
 from dflash_core.verify import RULES
 from dflash_ui import lossless_tab
-from dflash_ui.charts import law_figure
+from dflash_ui.lossless_charts import law_figure
 from dflash_ui.lossless_tab import MAX_DRAWS, LawRequest, payload, places, position_choices, scientific
 from dflash_ui.page import recorded_runs
 from dflash_ui.render import visible
-from dflash_ui.runs import Run, Runs
+from dflash_ui.run import Run
+from dflash_ui.runs import Runs
 from tests.served import ServedPage, Visitor
 
 TOY = {"prompt": "the cat", "chat": 0, "pair": "toy", "t": 1, "b": 4, "n": 60, "seed": 3, "rule": "coupled"}

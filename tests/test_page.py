@@ -15,7 +15,7 @@ from dflash_core.toy import toy_tokenizer
 from dflash_core.trace import parse_trace
 from dflash_ui.controls import DEFAULTS
 from dflash_ui.page import recorded_runs
-from dflash_ui.runs import Run
+from dflash_ui.run import Run
 from dflash_ui.text import presets
 from tests.served import ServedPage, Visitor, until
 

@@ -20,7 +20,8 @@ from dflash_ui.race import MAX_RACE_TOKENS, Pace, Race, Races, race_request
 from dflash_ui.race_charts import cost_figure
 from dflash_ui.race_report import report
 from dflash_ui.requests import RunRequest
-from dflash_ui.runs import Runs, make_head
+from dflash_ui.run import make_head
+from dflash_ui.runs import Runs
 
 from .served import ServedPage, Visitor, until
 from .test_same_text import RoundingTarget

@@ -21,7 +21,8 @@ from dflash_core.weights import Progress, WeightsUnavailable
 from dflash_ui import models, runs
 from dflash_ui.models import Shelf, make_decode
 from dflash_ui.requests import RunRequest
-from dflash_ui.runs import Run, Runs
+from dflash_ui.run import Run
+from dflash_ui.runs import Runs
 
 PAYLOAD = {"v", "run", "status", "message", "progress", "head", "n", "w", "stats", "plain"}
 HEAD = {

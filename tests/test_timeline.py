@@ -10,7 +10,7 @@ import pytest
 
 from dflash_ui import theme
 from dflash_ui.block_tab import block_tab
-from dflash_ui.runs import Run
+from dflash_ui.run import Run
 from dflash_ui.stage import stage
 from tests.scripted import ScriptedRun
 from tests.served import ServedPage, Visitor, free_port

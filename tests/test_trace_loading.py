@@ -16,7 +16,8 @@ from dflash_core.trace import TraceError
 from dflash_core.whatif import WhatIf, judged_positions
 from dflash_ui import opened
 from dflash_ui.opened import OpenedRuns, read_run
-from dflash_ui.runs import Run, Runs
+from dflash_ui.run import Run
+from dflash_ui.runs import Runs
 from dflash_ui.stage import encode
 from dflash_ui.traces import trace_functions
 from tests.test_runs import done_run, toy_runs

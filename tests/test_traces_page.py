@@ -13,7 +13,7 @@ import pytest
 from dflash_core.trace import parse_trace
 from dflash_ui.opened import read_run
 from dflash_ui.page import recorded_runs
-from dflash_ui.runs import Run
+from dflash_ui.run import Run
 from tests.served import ServedPage, Visitor
 from tests.test_runs import done_run, toy_runs
 
