@@ -86,6 +86,25 @@ def test_no_tab_scrolls_sideways(visitor: Visitor) -> None:
             assert visitor.eval("() => document.documentElement.scrollWidth") <= width, (width, tab)
 
 
+def test_on_a_tablet_the_parts_of_a_tab_fill_the_page_one_below_the_other(visitor: Visitor) -> None:
+    visitor.page.set_viewport_size({"width": 768, "height": 900})
+    for tab in every_tab(visitor):
+        if tab not in ("run", "sweep", "lossless"):
+            continue
+        row = {"lossless": "law"}.get(tab, tab)
+        widths = visitor.eval(f"() => [...document.querySelectorAll('#{row}-tab > *')].map((part) => part.clientWidth)")
+        assert len(widths) == 2 and min(widths) > 690, (tab, widths)
+
+
+def test_charts_do_not_depend_on_the_address_they_were_drawn_under(visitor: Visitor) -> None:
+    """A picture's part that is cut out by a shape found under an absolute address is gone once the address has changed."""
+    shapes = "() => [...document.querySelectorAll('.plot [clip-path]')].map((part) => part.getAttribute('clip-path'))"
+    for tab in every_tab(visitor):
+        if tab in ("run", "compare"):
+            visitor.wait(f"() => ({shapes})().length")
+        assert [shape for shape in visitor.eval(shapes) if not shape.startswith("url(#")] == [], tab
+
+
 @pytest.mark.parametrize("visitor", [{"accept_downloads": True, "reduced_motion": "reduce"}], indirect=True)
 def test_the_keyboard_alone_from_the_prompt_to_the_file(visitor: Visitor) -> None:
     page = visitor.page
