@@ -465,6 +465,14 @@ def test_a_small_sweep_from_start_to_exported_report(visit: Callable[..., Visito
     page.select_option(".sweep-choices select[data-axis=block_size]", label="16")
     visitor.wait("() => document.querySelector('.sweep-tau .gtitle').textContent.includes('B = 16')")
 
+    # The recorded sweep is still there, and so is the visitor's own.
+    page.click("button:has-text('Show the recorded sweep')")
+    visitor.wait("() => document.querySelector('.sweep-advice').innerText.includes('On these 3 prompts')")
+    page.click("button:has-text('Show your sweep')")
+    visitor.wait("() => document.querySelector('.sweep-advice').innerText.includes('On these 2 prompts')")
+    page.select_option(".sweep-choices select[data-axis=block_size]", label="16")
+    visitor.wait("() => document.querySelector('.sweep-tau .gtitle').textContent.includes('B = 16')")
+
     # A cell of a heat map → its runs → the Block tab.
     page.locator(".sweep-heat .nsewdrag").first.click()  # in its middle: the second of three temperatures and block sizes
     page.wait_for_selector(".sweep-runs tbody button")

@@ -29,6 +29,9 @@ class SweepView {
     Object.assign(this, { server, boot, urls });
     this.status = new Status();
     this.status.node.hidden = true;
+    this.other = el("button", { type: "button", class: "action sweep-other" });
+    this.other.hidden = true;
+    this.other.addEventListener("click", () => this.accept(this.payloads[this.isRecorded ? "own" : "recorded"]));
     this.empty = el("p", { class: "law-empty" }, t.empty);
     this.choices = el("div", { class: "sweep-choices", role: "group", "aria-label": t.choose });
     this.advice = el("section", { class: "sweep-advice" });
@@ -44,7 +47,8 @@ class SweepView {
       this.advice, this.choices, el("p", { class: "sweep-caption" }, t.hint), this.charts, this.runs.node, this.kindsTitle, this.kinds, this.cells, this.outputs,
     );
     this.body.hidden = true;
-    this.root = el("div", { class: "stage sweep" }, this.status.node, this.empty, this.body);
+    this.root = el("div", { class: "stage sweep" }, this.status.node, this.other, this.empty, this.body);
+    this.payloads = {}; // the latest of the recorded sweep, and of the visitor's own
     this.plots = new Map(); // key and title of a chart -> its nodes
     this.asked = {};
     this.drawnAt = -Infinity;
@@ -67,6 +71,10 @@ class SweepView {
     this.status.update(payload);
     this.live = ACTIVE.includes(payload.status);
     this.wanted = payload.version;
+    this.isRecorded = payload.status === "recorded_sweep";
+    this.payloads[this.isRecorded ? "recorded" : "own"] = payload;
+    this.other.hidden = this.live || !this.payloads.own || !this.payloads.recorded;
+    setText(this.other, this.isRecorded ? words.sweep.own : words.sweep.recorded);
     setText(this.empty, words.sweep.waiting);
     this.root.dataset.sweep = this.sweep;
     this.root.dataset.status = payload.status;

@@ -226,6 +226,8 @@ export const words = {
   sweep: {
     waiting: "The first finished run draws the figures.",
     empty: "Choose a grid, let the page estimate what it takes, and start it.",
+    recorded: "Show the recorded sweep",
+    own: "Show your sweep",
     choose: "What the figures show",
     hint: "Click a point, a cell of a heat map, or a rule in the table to see its runs; each opens in the Block tab.",
     recommendation: "Recommendation",
