@@ -341,6 +341,16 @@ def test_steps_draw_from_the_block_sizes_and_temperatures_asked_for(target_path:
     assert 0.0 in {trainer.shards.temperature(i) for i in trainer.held_out}
 
 
+def test_every_seed_has_batches_of_its_own(target_path: Path, data: Path, tmp_path: Path) -> None:
+    def anchors(seed: int, step: int) -> list[int]:
+        options = train_options(target_path, data, tmp_path, "--seed", str(seed), "--block-sizes", "4")
+        found: list[int] = train.make_trainer(train.parse_arguments(options)).batch(step).anchors.flatten().tolist()
+        return found
+
+    assert anchors(0, 3) == anchors(0, 3)
+    assert anchors(0, 3) != anchors(1, 3) != anchors(0, 4)
+
+
 def test_training_learns_and_the_draft_serves(target_path: Path, data: Path, tmp_path: Path) -> None:
     """The whole path for a target that is not SmolLM2: better guesses on what it was trained on, and a pair that loads."""
     train.main(train_options(target_path, data, tmp_path, "--steps", "150", "--learning-rate", "5e-3", "--evaluate-every", "25"))
@@ -419,6 +429,11 @@ def test_what_cannot_work_is_said(target_path: Path, data: Path, tmp_path: Path)
         train.main(train_options(target_path, data, tmp_path / "out", "--taps", "1", "2"))
     with pytest.raises(SystemExit, match="block sizes must be at least 2"):
         train.main(train_options(target_path, data, tmp_path / "out", "--block-sizes", "1", "4"))
+    for seed in ("-1", "4096"):
+        with pytest.raises(SystemExit, match=f"seed must be 0 to 4,095, not {seed}"):
+            train.main(train_options(target_path, data, tmp_path / "out", "--seed", seed))
+        with pytest.raises(SystemExit, match=f"seed must be 0 to 4,095, not {seed}"):
+            synthesise_some(target_path, tmp_path / "out", "--seed", seed)
     with pytest.raises(SystemExit, match="block_tokens must be at least 40"):
         train.main(train_options(target_path, data, tmp_path / "out", "--block-sizes", "40"))
     with pytest.raises(SystemExit, match="there is too little data"):

@@ -112,6 +112,13 @@ class Shards:
         return Conversation(ids, prompt_length, temperature, file.get_slice("states")[start : start + length])
 
 
+def seed_of(seed: int, number: int) -> int:
+    """A generator's seed for a numbered part of a job (a step, a shard), different for every seed of the job."""
+    require(0 <= seed < 1 << 12, f"seed must be 0 to {(1 << 12) - 1:,}, not {seed}")
+    require(0 <= number < 1 << 20, f"there are at most {1 << 20:,} steps or shards, not {number:,}")
+    return (seed << 20) + number  # torch's generator on the CPU looks at 32 bits only
+
+
 def word_runs(text: str) -> set[tuple[str, ...]]:
     """All runs of `WORDS_IN_COMMON` words in the text, without case and punctuation."""
     words = re.findall(r"\w+", text.lower())

@@ -24,7 +24,7 @@ from ..blocks import require
 from ..decoder import Decoder
 from ..pairs import DTYPES, stop_token_ids
 from ..weights import ensure_target
-from .data import Conversation, count_response_tokens, word_runs, write_shard
+from .data import Conversation, count_response_tokens, seed_of, word_runs, write_shard
 from .decode_rows import Request, decode_rows
 
 STARTERS = Path(__file__).with_name("starters.txt")
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     disable_progress_bar()
     source = options.target or str(ensure_target())
     try:
+        seed_of(options.seed, options.part[0])
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[options.dtype], device_map={"": options.device}).eval()
         stops = stop_token_ids(model, tokenizer)
@@ -116,7 +117,7 @@ class Synthesiser:
         self._decoder, self._tokenizer, self._stops, self._taps, self._options = decoder, tokenizer, stops, taps, options
 
     def __call__(self, number: int) -> list[Conversation]:
-        seed = (self._options.seed << 20) + number
+        seed = seed_of(self._options.seed, number)
         draws = torch.Generator(self._options.device).manual_seed(seed)
         choices = torch.Generator().manual_seed(seed)
         requests = []

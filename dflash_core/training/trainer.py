@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..blocks import require
 from ..draft_model import DFlashDraftModel
-from .data import Shards
+from .data import Shards, seed_of
 from .loss import ROWS_AT_ONCE, GuessLoss, LossMix
 from .parallel import block_hidden
 
@@ -59,6 +59,7 @@ class TrainingOptions:
         largest = max(self.block_sizes)
         require(self.block_tokens >= largest, f"block_tokens must be at least {largest}: one block")
         require(self.decay > 0, f"decay must be above 0, not {self.decay}")
+        seed_of(self.seed, self.steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -301,7 +302,7 @@ class Trainer:
         self.step = state["step"]
 
     def _generator(self, step: int) -> torch.Generator:
-        return torch.Generator().manual_seed((self.options.seed << 32) + step)
+        return torch.Generator().manual_seed(seed_of(self.options.seed, step))
 
 
 def atomically(path: Path, write: Callable[[Path], None]) -> None:
