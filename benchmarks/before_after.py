@@ -85,7 +85,9 @@ def a_draft(pair: Pair, block_size: int, context: int = CONTEXT, n_new: int = 2,
     """A draft pass with n_new tokens of the context new since the last one."""
     draft: Any = pair.draft
     target = pair.target
-    features = torch.randn(1, context, 3 * draft.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    features = torch.randn(
+        1, context, len(draft.target_layer_ids) * draft.config.hidden_size, generator=torch.Generator().manual_seed(0)
+    )
     anchor, cache = torch.tensor([[20]]), draft.new_cache()
     draft.propose(cache, features, anchor, block_size, target.embed, target.head)
     words = draft._words if words is ... else words
