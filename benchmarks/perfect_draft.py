@@ -1,12 +1,12 @@
 """What a perfect draft of DFlash's kind could reach on the embedded target: `python benchmarks/perfect_draft.py`.
 
 No draft takes part. A block's tokens are drafted in one pass, so position k is guessed without knowing what positions 1 … k − 1
-became: by qₖ = E[p(· | context, x₁ … xₖ₋₁)], the target's own distribution averaged over its own continuations, which is the best
-guess by cross-entropy. The average is over `--paths` continuations x ~ p of each context, the one that is judged left out. Then
-τ = 1 + Σₖ survival, where survival at k is the mean over the paths of Πⱼ≤ₖ min(1, qⱼ(xⱼ)/pⱼ(xⱼ)) under `speculative`, of
-Πⱼ≤ₖ qⱼ(xⱼ) under `match`, and the share of paths with xⱼ = argmax qⱼ for all j ≤ k under `greedy-match`. Contexts end at random
-anchors in responses to the 48 held-out prompts, drawn at the same temperature; what comes after a stop token counts as lost.
-Intervals: studentised bootstrap over prompts.
+became: by qₖ = E[p(· | context, x₁ … xₖ₋₁)], the target's own distribution averaged over its own continuations, which is the
+best guess by cross-entropy (not always that of the largest overlap: a colder one can have more). The average is over `--paths`
+continuations x ~ p of each context, the one that is judged left out. Then τ = 1 + Σₖ survival, where survival at k is the mean
+over the paths of Πⱼ≤ₖ min(1, qⱼ(xⱼ)/pⱼ(xⱼ)) under `speculative`, of Πⱼ≤ₖ qⱼ(xⱼ) under `match`, and the share of paths with xⱼ =
+argmax qⱼ for all j ≤ k under `greedy-match`. Contexts end at random anchors in responses to the 48 held-out prompts, drawn at
+the same temperature; what comes after a stop token counts as lost. Intervals: studentised bootstrap over prompts.
 
 At temperature 0 there is no such limit: the text is determined, and a draft as able as the target could guess all of it.
 """
