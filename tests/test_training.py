@@ -341,6 +341,28 @@ def test_steps_draw_from_the_block_sizes_and_temperatures_asked_for(target_path:
     assert 0.0 in {trainer.shards.temperature(i) for i in trainer.held_out}
 
 
+def test_a_save_that_is_broken_off_leaves_the_last_draft_whole(
+    target_path: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = train.make_trainer(train.parse_arguments(train_options(target_path, data, tmp_path)))
+    trainer.save(tmp_path)
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "draft").iterdir()}
+
+    def broken_off(model: Any, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        (directory / "model.safetensors").write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DFlashDraftModel, "save_pretrained", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.save(tmp_path)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "draft").iterdir()} == whole
+    trainer.save(tmp_path)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "draft").iterdir()} == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "state.pt"]
+
+
 def test_every_seed_has_batches_of_its_own(target_path: Path, data: Path, tmp_path: Path) -> None:
     def anchors(seed: int, step: int) -> list[int]:
         options = train_options(target_path, data, tmp_path, "--seed", str(seed), "--block-sizes", "4")

@@ -263,7 +263,7 @@ class Trainer:
         return torch.cat(parts, dim=1).cpu()
 
     def save(self, directory: Path) -> None:
-        """The whole state, atomically, and the averaged draft in the published format, float16."""
+        """The whole state and the averaged draft in the published format, float16; no file is ever half written."""
         directory.mkdir(parents=True, exist_ok=True)
         state = {
             "draft": self.draft.state_dict(),
@@ -279,7 +279,13 @@ class Trainer:
         half = DFlashDraftModel(config).half()
         weights = {**self.average, "fc.weight": self.average["fc.weight"] / self._excess()}
         half.load_state_dict({name: value.half() for name, value in weights.items()})
-        half.save_pretrained(directory / "draft")
+        # File by file, each whole: a run may be killed at any moment, and what it left be used.
+        partial, finished = directory / "draft.partial", directory / "draft"
+        half.save_pretrained(partial)
+        finished.mkdir(exist_ok=True)
+        for path in partial.iterdir():
+            path.replace(finished / path.name)
+        partial.rmdir()
 
     def _excess(self) -> float:
         """What fc is divided by for float16, a power of two: some targets' states are huge. The norm behind fc undoes it."""
