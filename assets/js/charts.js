@@ -2,11 +2,11 @@
 
 import { el, setText } from "./dom.js";
 import { imageButtons } from "./images.js";
+import { onPrint, plotWidth } from "./paper.js";
 import { words } from "./words.js";
 
 const NAMES = ["lengths", "histogram", "positions"];
 const LEAST_MS = 340; // three times a second at most…
-const PAPER = 660; // px of a sheet
 const REST = 8; // …and resting eight times as long as the last drawing took: a long run never crowds out its text
 
 export class Charts {
@@ -32,17 +32,13 @@ export class Charts {
         this.held = false;
       });
     }
-    // On paper: narrow, and drawn before the browser takes its picture.
-    for (const [type, printing] of [["beforeprint", true], ["afterprint", false]]) {
-      window.addEventListener(type, () => {
-        this.printing = printing;
-        if (this.plotly && this.node.clientWidth) NAMES.forEach((name) => this.draw(name));
-      });
-    }
+    onPrint(() => {
+      if (this.plotly && this.node.clientWidth) NAMES.forEach((name) => this.draw(name));
+    });
     // Also fires when a hidden tab is opened: until then nothing is drawn.
-    new ResizeObserver(() => this.schedule()).observe(this.node);
-    new MutationObserver(() => this.schedule()).observe(document.documentElement, { attributeFilter: ["class"] });
-    new MutationObserver(() => this.schedule()).observe(document.body, { attributeFilter: ["class"] });
+    new ResizeObserver(() => this.schedule({ soon: true })).observe(this.node);
+    new MutationObserver(() => this.schedule({ soon: true })).observe(document.documentElement, { attributeFilter: ["class"] });
+    new MutationObserver(() => this.schedule({ soon: true })).observe(document.body, { attributeFilter: ["class"] });
     loadPlotly().then(
       (plotly) => {
         this.plotly = plotly;
@@ -77,9 +73,12 @@ export class Charts {
     this.schedule();
   }
 
-  schedule() {
-    if (this.timer || !this.plotly) return;
-    const wait = Math.max(LEAST_MS, REST * (this.cost ?? 0)) - (performance.now() - (this.drawnAt ?? -Infinity));
+  /** soon: another width, other colours; what is on show looks wrong until then. */
+  schedule({ soon = false } = {}) {
+    if (!this.plotly || (this.timer && !soon)) return;
+    clearTimeout(this.timer);
+    const rest = soon ? LEAST_MS : Math.max(LEAST_MS, REST * (this.cost ?? 0));
+    const wait = rest - (performance.now() - (this.drawnAt ?? -Infinity));
     this.timer = setTimeout(() => {
       this.timer = null;
       if (this.held || !this.node.clientWidth) return;
@@ -101,7 +100,7 @@ export class Charts {
     const dark = Boolean(document.querySelector("html.dark, body.dark"));
     const { data, layout } = structuredClone(this.templates[name][dark ? "dark" : "light"]);
     this[name](data, layout);
-    layout.width = this.printing ? Math.min(PAPER, plot.clientWidth) : plot.clientWidth;
+    layout.width = plotWidth(plot);
     layout.uirevision = this.run; // zoom stays within a run
     layout.datarevision = this.revision += 1; // the arrays grow in place
     this.plotly.react(plot, data, layout, this.templates.config);

@@ -3,6 +3,7 @@
 import { current } from "./current.js";
 import { el, setText, visible } from "./dom.js";
 import { imageButtons } from "./images.js";
+import { onPrint, plotWidth } from "./paper.js";
 import { addStyles, loadPlotly } from "./served.js";
 import { options, shelf } from "./shelf.js";
 import { words } from "./words.js";
@@ -37,6 +38,7 @@ class Comparison {
     shelf.addEventListener("change", () => this.list());
     current.addEventListener("run", () => this.stale());
     current.addEventListener("block", () => (this.outdated ||= SIDES.some((side) => this.chosen[side] === current.run)));
+    onPrint(() => this.plot());
     new ResizeObserver(() => this.resized()).observe(this.node); // also fires when the hidden tab is opened
     for (const node of [document.documentElement, document.body]) {
       new MutationObserver(() => this.plot()).observe(node, { attributeFilter: ["class"] });
@@ -153,7 +155,7 @@ class Comparison {
       this.plotly = await this.loadPlotly();
       const dark = Boolean(document.querySelector("html.dark, body.dark"));
       const { data, layout } = structuredClone(this.figure[dark ? "dark" : "light"]);
-      this.plotly.react(node, data, { ...layout, width: node.clientWidth }, this.config);
+      this.plotly.react(node, data, { ...layout, width: plotWidth(node) }, this.config);
     } catch {
       setText(node, words.charts.failed);
     }

@@ -2,6 +2,7 @@
 
 import { el } from "./dom.js";
 import { imageButtons } from "./images.js";
+import { onPrint, plotWidth } from "./paper.js";
 import { addStyles, loadPlotly } from "./served.js";
 import { words } from "./words.js";
 
@@ -21,7 +22,7 @@ export async function start({ element, props, watch, boot, urls }) {
       plotly = await loadPlotly(urls.plotly);
       const dark = Boolean(document.querySelector("html.dark, body.dark"));
       const { data, layout } = structuredClone(figure[dark ? "dark" : "light"]);
-      plotly.react(node, data, { ...layout, width: node.clientWidth }, boot.config);
+      plotly.react(node, data, { ...layout, width: plotWidth(node) }, boot.config);
     } catch {
       node.replaceChildren(el("p", { class: "plot-empty" }, words.charts.failed));
     }
@@ -36,6 +37,7 @@ export async function start({ element, props, watch, boot, urls }) {
     draw();
   };
 
+  onPrint(draw);
   // Also fires when the hidden tab is opened.
   new ResizeObserver(draw).observe(root);
   for (const node of [document.documentElement, document.body]) {

@@ -10,16 +10,6 @@ export async function addStyles(theme, href) {
   await loaded;
 }
 
-/** Paper is white: a dark page is light while it is printed. */
-export function printInLight() {
-  let dark = [];
-  window.addEventListener("beforeprint", () => {
-    dark = [document.documentElement, document.body].filter((node) => node.classList.contains("dark"));
-    for (const node of dark) node.classList.remove("dark");
-  });
-  window.addEventListener("afterprint", () => dark.forEach((node) => node.classList.add("dark")));
-}
-
 let plotly = null;
 
 /** Plotly from the app itself, kept out of `window`: a gr.Plot anywhere on the page brings another version and sets that. */

@@ -2,6 +2,7 @@
 
 import { el, setText } from "./dom.js";
 import { imageButtons } from "./images.js";
+import { onPrint, plotWidth } from "./paper.js";
 import { addStyles, loadPlotly } from "./served.js";
 import { Status } from "./status.js";
 import { CellRuns, table } from "./sweep_cells.js";
@@ -53,6 +54,7 @@ class SweepView {
     this.asked = {};
     this.drawnAt = -Infinity;
     this.rest = 0;
+    onPrint(() => this.board && this.plot());
     // Also fires when the hidden tab is opened.
     new ResizeObserver(() => this.resized()).observe(this.root);
     for (const node of [document.documentElement, document.body]) {
@@ -124,6 +126,8 @@ class SweepView {
 
   async draw() {
     const { board } = this;
+    const colours = getComputedStyle(this.root);
+    for (const name of ["paper", "soft"]) this.root.style.setProperty(`--drawn-${name}`, colours.getPropertyValue(`--lab-${name}`));
     this.body.hidden = false;
     this.empty.hidden = true;
     this.drawChoices();
@@ -169,7 +173,7 @@ class SweepView {
       for (const { plot, chart, node } of this.plots.values()) {
         if (!node.isConnected || !plot.clientWidth) continue;
         const { data, layout } = structuredClone(chart.figure);
-        await this.plotly.react(plot, data, { ...layout, width: plot.clientWidth, uirevision: this.sweep }, this.boot.config);
+        await this.plotly.react(plot, data, { ...layout, width: plotWidth(plot), uirevision: this.sweep }, this.boot.config);
         if (plot.dataset.listening) continue;
         plot.dataset.listening = true;
         plot.on("plotly_click", ({ points }) => {
