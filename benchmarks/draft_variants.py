@@ -31,6 +31,7 @@ from dflash_core.intervals import cluster_interval
 from dflash_core.metrics import tokens_and_blocks
 from dflash_core.pairs import load_pair
 from dflash_core.training import evaluate, train
+from dflash_core.training.arguments import add_part, output_directory, whole
 
 BASE = "base"
 COMMON = (
@@ -62,10 +63,10 @@ TOKENS = 32  # a run
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="shards made by synthesise, with taps 1 8 14 21 27")
-    parser.add_argument("--out", type=Path, required=True, help="directory of the drafts; it may hold some already")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=40, help="of the timing")
-    parser.add_argument("--part", type=int, nargs=2, metavar=("I", "N"), help="every N-th variant from the I-th on; no table")
+    parser.add_argument("--out", type=output_directory, required=True, help="directory of the drafts; it may hold some already")
+    parser.add_argument("--steps", type=whole(1), default=400)
+    parser.add_argument("--rounds", type=whole(1), default=40, help="of the timing")
+    add_part(parser, "variant (and print no table)", default=None)
     options = parser.parse_args()
     part, of = options.part or (0, 1)
     for name in list(VARIANTS)[part::of]:

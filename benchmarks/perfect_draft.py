@@ -30,6 +30,7 @@ from dflash_core.decoder import Decoder
 from dflash_core.intervals import cluster_interval, ratio
 from dflash_core.pairs import load_pair
 from dflash_core.sampling import draw, probabilities
+from dflash_core.training.arguments import number, whole
 from dflash_core.training.decode_rows import Request, decode_rows
 from dflash_core.training.evaluate import PROMPTS
 
@@ -39,11 +40,11 @@ RULES = ("speculative", "match", "greedy-match")
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.3, 0.7, 1.0, 1.5])
-    parser.add_argument("--block-size", type=int, default=8)
-    parser.add_argument("--anchors", type=int, default=2, help="in each response")
-    parser.add_argument("--paths", type=int, default=128, help="continuations of each context")
-    parser.add_argument("--tokens", type=int, default=48, help="of a response")
+    parser.add_argument("--temperatures", type=number(0.01), nargs="+", default=[0.3, 0.7, 1.0, 1.5])
+    parser.add_argument("--block-size", type=whole(2), default=8)
+    parser.add_argument("--anchors", type=whole(1), default=2, help="in each response")
+    parser.add_argument("--paths", type=whole(2), default=128, help="continuations of each context")
+    parser.add_argument("--tokens", type=whole(2), default=48, help="of a response")
     options = parser.parse_args()
     pair = load_pair("embedded")
     target: Any = pair.target

@@ -22,11 +22,11 @@ from dflash_core.metrics import run_stats
 from dflash_core.pairs import load_pair
 from dflash_core.toy import toy_tokenizer
 from dflash_core.training import evaluate, synthesise, train
+from dflash_core.training.batches import make_batch
 from dflash_core.training.data import Conversation, Shards, word_runs, write_shard
 from dflash_core.training.decode_rows import Request, decode_rows
 from dflash_core.training.loss import GuessLoss, LossMix
 from dflash_core.training.parallel import block_hidden, visible
-from dflash_core.training.trainer import make_batch
 from dflash_core.training.warm_start import new_draft
 from dflash_ui import training_chart
 
@@ -462,9 +462,76 @@ def test_what_cannot_work_is_said(target_path: Path, data: Path, tmp_path: Path)
         train.main(train_options(target_path, data, tmp_path / "out", "--temperatures", "3", "4"))
     with pytest.raises(SystemExit, match="the target's layers are 0 to 3"):
         synthesise.main(["--target", str(target_path), "--out", str(tmp_path), "--taps", "4", "--device", "cpu"])
-    with pytest.raises(SystemExit, match="synthesise"):
-        synthesise.main(["--target", str(tmp_path / "nowhere"), "--out", str(tmp_path), "--device", "cpu"])
+    evaluation = ["--target", str(target_path), "--draft", str(target_path), "--out", str(tmp_path / "out")]
+    (tmp_path / "prompts.json").write_text('["a prompt"]')
+    with pytest.raises(SystemExit, match="must be JSON with lists of prompts by kind"):
+        evaluate.main([*evaluation, "--prompts", str(tmp_path / "prompts.json")])
+    (tmp_path / "given.jsonl").write_text('{"prompt": [1], "response": [2, 99999], "temperature": 0}')
+    with pytest.raises(SystemExit, match="line 1: must be a JSON object with token ids of the target"):
+        synthesise_some(target_path, tmp_path / "out", "--given", str(tmp_path / "given.jsonl"))
+    with pytest.raises(SystemExit, match="each layer once"):
+        synthesise_some(target_path, tmp_path / "out", "--taps", "2", "2")
+    with pytest.raises(SystemExit, match="the mask token must be below"):
+        train.main(train_options(target_path, data, tmp_path / "out", "--mask-token", "99999999"))
+    with pytest.raises(SystemExit, match="temperatures must be the lowest and the highest"):
+        train.main(train_options(target_path, data, tmp_path / "out", "--temperatures", "1", "0"))
+    with pytest.raises(SystemExit, match="nothing to learn from"):
+        train.main(train_options(target_path, data, tmp_path / "out", "--mix", "0", "0", "0"))
     assert not (tmp_path / "out").exists()
+
+
+WRONG_VALUES: dict[Any, dict[tuple[str, ...], str]] = {
+    train: {
+        **{("--steps", value): "must be at least 1, not " for value in ("0", "-3")},
+        ("--layers", "two"): "must be a whole number, not 'two'",
+        ("--mask-token", "-1"): "must be at least 0, not -1",
+        ("--mix", "-1", "1", "1"): "must be a number, at least 0, not '-1'",
+        ("--averaging", "1.5"): "must be a number, 0 to 0.99999, not '1.5'",
+        ("--learning-rate", "nan"): "must be a number, at least 1e-09, not 'nan'",
+        ("--evaluate-every", "0"): "must be at least 1, not 0",
+        ("--held-out-one-in", "1"): "must be at least 2, not 1",
+        ("--init", "/nowhere"): "there is no directory /nowhere",
+        ("--device", "quux"): "must be cpu or cuda",
+    },
+    synthesise: {
+        ("--tokens", "-1"): "must be at least 1, not -1",
+        ("--rows", "0"): "must be at least 1, not 0",
+        ("--part", "3", "2"): "I must be 0 to N − 1, not 3 of 2",
+        ("--part", "0", "0"): "I must be 0 to N − 1, not 0 of 0",
+        ("--held-out", "/nowhere"): "there is no file /nowhere",
+        ("--target", "/nowhere"): "there is no directory /nowhere",
+    },
+    evaluate: {
+        ("--temperatures", "-1"): "must be a number, at least 0, not '-1'",
+        ("--block-sizes", "0"): "must be at least 1, not 0",
+        ("--prompts", "/nowhere"): "there is no file /nowhere",
+        ("--part", "5", "2"): "I must be 0 to N − 1",
+    },
+}
+
+
+@pytest.mark.parametrize(("tool", "wrong"), [(tool, wrong) for tool, values in WRONG_VALUES.items() for wrong in values])
+def test_a_wrong_value_is_told_before_anything_runs(
+    tool: Any, wrong: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    required = ["--data", str(tmp_path)] if tool is train else []
+    with pytest.raises(SystemExit):
+        tool.main([*required, "--out", str(tmp_path / "out"), *wrong])
+    assert WRONG_VALUES[tool][wrong] in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit):
+        tool.main([*required, "--out", str(tmp_path / "file")])
+    assert "is a file; a directory is needed" in capsys.readouterr().err
+
+
+def test_what_changed_since_a_run_was_begun_is_told(
+    target_path: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train.main(train_options(target_path, data, tmp_path))
+    assert "was begun with" not in capsys.readouterr().err
+    train.main(train_options(target_path, data, tmp_path, "--steps", "9", "--seed", "5"))
+    told = capsys.readouterr().err
+    assert "goes on at step 8 of a run that was begun with steps = 8, now 9" in told and "seed = 0, now 5" in told
 
 
 def test_default_taps() -> None:

@@ -24,6 +24,7 @@ from ..pairs import EMBEDDED_DRAFT, Pair, PairError, load_pair
 from ..rows import Request, iter_rows
 from ..sampling import GREEDY_BELOW
 from ..verify import RULES
+from .arguments import add_part, device, existing_file, model_source, number, output_directory, whole
 from .trainer import atomically
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "evaluation_prompts.json"
@@ -33,7 +34,10 @@ ANY_RULE = "any"  # at temperature 0 all rules do the same
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_arguments(arguments)
-    prompts: dict[str, list[str]] = json.loads(options.prompts.read_text(encoding="utf-8"))
+    try:
+        prompts = read_prompts(options.prompts)
+    except ValueError as error:
+        raise SystemExit(f"evaluate: {error}") from error
     cells = [
         (temperature, rule, block_size)
         for temperature, rule, block_size in product(options.temperatures, options.rules, options.block_sizes)
@@ -46,13 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             pair = load_pair("embedded", target=options.target, draft=options.draft, device=options.device, dtype="float32")
         except PairError as error:
             raise SystemExit(f"evaluate: {error}") from error
-        options.out.mkdir(parents=True, exist_ok=True)
         n_prompts = sum(map(len, prompts.values()))
         with tqdm(total=len(todo) * n_prompts, unit="run") as bar:
             for (temperature, rule, block_size), name in todo:
-                runs = measure(pair, prompts, temperature, rule, block_size, options.tokens, options.raw, bar)
+                try:
+                    runs = measure(pair, prompts, temperature, rule, block_size, options.tokens, options.raw, bar)
+                except ValueError as error:
+                    raise SystemExit(f"evaluate: {error}") from error
                 cell = {"temperature": temperature, "rule": shown_rule(temperature, rule), "block_size": block_size}
                 text = json.dumps({**cell, "tokens": options.tokens, **summarise(runs, block_size)})
+                options.out.mkdir(parents=True, exist_ok=True)
                 write(options.out / name, text)
                 tqdm.write(f"{name}: {text[:160]}")
     found = [json.loads(path.read_text()) for path in sorted(options.out.glob("cell-*.json"))]
@@ -64,20 +71,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     lossless = [key for key, rule in RULES.items() if rule.lossless]
-    parser.add_argument("--out", type=Path, required=True, help="directory of the results; it may hold some already")
-    parser.add_argument("--draft", default=str(EMBEDDED_DRAFT), help="directory or hub id (default: the embedded one)")
-    parser.add_argument("--target", help="directory or hub id; the embedded one if not given")
+    parser.add_argument("--out", type=output_directory, required=True, help="directory of the results; it may hold some already")
     parser.add_argument(
-        "--prompts", type=Path, default=PROMPTS, help="JSON: lists of prompts by kind (default: the 48 of assets/)"
+        "--draft", type=model_source, default=str(EMBEDDED_DRAFT), help="directory or hub id (default: the embedded one)"
+    )
+    parser.add_argument("--target", type=model_source, help="directory or hub id; the embedded one if not given")
+    parser.add_argument(
+        "--prompts", type=existing_file, default=PROMPTS, help="JSON: lists of prompts by kind (default: the 48 of assets/)"
     )
     parser.add_argument("--raw", action="store_true", help="continue the prompts as they are, without the chat template")
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.3, 0.7, 1.0, 1.5])
+    parser.add_argument("--temperatures", type=number(0), nargs="+", default=[0.0, 0.3, 0.7, 1.0, 1.5])
     parser.add_argument("--rules", nargs="+", choices=list(RULES), default=lossless)
-    parser.add_argument("--block-sizes", type=int, nargs="+", default=[4, 8, 16])
-    parser.add_argument("--tokens", type=int, default=64, help="cap on a run")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--part", type=int, nargs=2, metavar=("I", "N"), default=(0, 1), help="every N-th cell from the I-th on")
+    parser.add_argument("--block-sizes", type=whole(1), nargs="+", default=[4, 8, 16])
+    parser.add_argument("--tokens", type=whole(1), default=64, help="cap on a run")
+    parser.add_argument("--device", type=device, default="cpu")
+    add_part(parser, "cell")
     return parser.parse_args(arguments)
+
+
+def read_prompts(path: Path) -> dict[str, list[str]]:
+    """Prompts by kind. Raises ValueError if that is not what the file holds."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    lists = list(found.values()) if isinstance(found, dict) else []
+    good = bool(lists) and all(isinstance(some, list) and some and all(isinstance(text, str) for text in some) for some in lists)
+    require(good, f'{path} must be JSON with lists of prompts by kind, such as {{"questions": ["Why is the sky blue?"]}}')
+    prompts: dict[str, list[str]] = found
+    return prompts
 
 
 def write(path: Path, text: str) -> None:

@@ -24,6 +24,7 @@ from ..blocks import require
 from ..decoder import Decoder
 from ..pairs import DTYPES, stop_token_ids
 from ..weights import ensure_target
+from .arguments import add_part, device, existing_file, model_source, output_directory, whole
 from .data import Conversation, count_response_tokens, seed_of, word_runs, write_shard
 from .decode_rows import Request, decode_rows
 
@@ -47,15 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         n_layers = model.config.get_text_config().num_hidden_layers
         taps = options.taps or default_taps(n_layers, 5)
         require(all(0 <= tap < n_layers for tap in taps), f"taps {taps}: the target's layers are 0 to {n_layers - 1}")
+        require(len({*taps}) == len(taps), f"taps {taps}: each layer once")
         decoder = Decoder(model)
         make: MakeShard = (
             score_given(decoder, options.given, taps, options.prompts * options.responses)
             if options.given
             else Synthesiser(decoder, tokenizer, stops, taps, options)
         )
+        held_out = [line for path in options.held_out for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         raise SystemExit(f"synthesise: {error}") from error
-    held_out = [line for path in options.held_out for line in path.read_text(encoding="utf-8").splitlines()]
     avoid = set().union(*map(word_runs, held_out))
     metadata = {"taps": taps, "target": Path(source).name, "dtype": options.dtype, "seed": options.seed}
 
@@ -77,26 +79,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="directory of the shards; it may hold some already")
-    parser.add_argument("--target", default="", help="directory or hub id of the target; the embedded one if not given")
-    parser.add_argument("--tokens", type=int, default=1_000_000, help="response tokens to make in all")
-    parser.add_argument("--taps", type=int, nargs="+", help="target layers to store (default: five over the depth)")
-    parser.add_argument("--rows", type=int, default=64, help="conversations decoded at once")
-    parser.add_argument("--prompts", type=int, default=160, help="prompts in a shard")
-    parser.add_argument("--responses", type=int, default=3, help="responses to a prompt, at different temperatures")
-    parser.add_argument("--max-new-tokens", type=int, default=256, help="cap on a response")
+    parser.add_argument("--out", type=output_directory, required=True, help="directory of the shards; it may hold some already")
     parser.add_argument(
-        "--held-out", type=Path, action="append", default=[], help="file of texts, one a line: nothing like them is kept"
+        "--target", type=model_source, default="", help="directory or hub id of the target; the embedded one if not given"
+    )
+    parser.add_argument("--tokens", type=whole(1), default=1_000_000, help="response tokens to make in all")
+    parser.add_argument("--taps", type=whole(0), nargs="+", help="target layers to store (default: five over the depth)")
+    parser.add_argument("--rows", type=whole(1), default=64, help="conversations decoded at once")
+    parser.add_argument("--prompts", type=whole(1), default=160, help="prompts in a shard")
+    parser.add_argument("--responses", type=whole(1), default=3, help="responses to a prompt, at different temperatures")
+    parser.add_argument("--max-new-tokens", type=whole(1), default=256, help="cap on a response")
+    parser.add_argument(
+        "--held-out", type=existing_file, action="append", default=[], help="file of texts, one a line: nothing like them is kept"
     )
     parser.add_argument(
-        "--given", type=Path, help="JSONL (.gz) with token ids of prompts and responses: store their states instead"
+        "--given", type=existing_file, help="JSONL (.gz) with token ids of prompts and responses: store their states instead"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--part", type=int, nargs=2, metavar=("I", "N"), default=(0, 1), help="make every N-th shard from the I-th on"
-    )
+    parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
+    add_part(parser, "shard")
     return parser.parse_args(arguments)
 
 
@@ -156,8 +158,20 @@ class Synthesiser:
 
 def score_given(decoder: Decoder, path: Path, taps: Sequence[int], per_shard: int) -> MakeShard:
     """Shards of conversations that exist already: one pass over each gives its states."""
+    lines = []
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        lines = [json.loads(line) for line in file]
+        for number, text in enumerate(file, 1):
+            try:
+                line = json.loads(text)
+                good = min(*line["prompt"], *line["response"]) >= 0 and max(*line["prompt"], *line["response"]) < len(
+                    decoder.embedding
+                )
+                good = good and float(line["temperature"]) >= 0
+            except (KeyError, TypeError, ValueError):
+                good = False
+            fields = 'token ids of the target as "prompt" and "response", and "temperature"'
+            require(good, f"{path}, line {number}: must be a JSON object with {fields}")
+            lines.append(line)
 
     @torch.inference_mode()
     def make(number: int) -> list[Conversation]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,10 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from ..blocks import require
 from ..draft_model import DFlashDraftModel
 from ..weights import ensure_target
+from .arguments import device, model_source, number, output_directory, whole
 from .data import Shards
 from .loss import LossMix
 from .trainer import Trainer, TrainingOptions
@@ -33,8 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         trainer = make_trainer(options)
         if (options.out / "state.pt").exists():
-            trainer.resume(options.out)
-    except ValueError as error:
+            for changed in trainer.resume(options.out):
+                print(f"train: goes on at step {trainer.step:,} of a run that was begun with {changed}", file=sys.stderr)
+    except (OSError, ValueError) as error:
         raise SystemExit(f"train: {error}") from error
     run(trainer, options)
 
@@ -44,21 +48,33 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     default = TrainingOptions()
     mix = (default.mix.tokens, default.mix.distillation, default.mix.overlap)
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="directories of shards made by synthesise")
-    parser.add_argument("--out", type=Path, required=True, help="directory of the run; it may hold a part of it already")
-    parser.add_argument("--target", default="", help="directory or hub id of the target; the embedded one if not given")
-    parser.add_argument("--init", type=Path, help="a draft to begin with (default: copies of the target's upper layers)")
-    parser.add_argument("--layers", type=int, default=3, help="of the draft")
-    parser.add_argument("--taps", type=int, nargs="+", help="target layers that the draft sees (default: all that were stored)")
-    parser.add_argument("--mask-token", type=int, default=7, help="token id of the mask: one that is never produced in chat")
-    parser.add_argument("--block-size", type=int, default=16, help="largest, written into the config")
-    parser.add_argument("--steps", type=int, default=default.steps)
-    parser.add_argument("--conversations", type=int, default=default.conversations, help="in a step")
-    parser.add_argument("--block-tokens", type=int, default=default.block_tokens, help="anchors × block size in a conversation")
-    parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
-    parser.add_argument("--weight-decay", type=float, default=default.weight_decay)
-    parser.add_argument("--averaging", type=float, default=default.averaging, help="share of the past that the average keeps")
-    parser.add_argument("--decay", type=float, default=default.decay, help="loss weight of position k: exp(−(k − 1)/decay)")
-    parser.add_argument("--mix", type=float, nargs=3, default=mix, metavar=("TOKENS", "DISTILLATION", "OVERLAP"))
+    parser.add_argument(
+        "--out", type=output_directory, required=True, help="directory of the run; it may hold a part of it already"
+    )
+    parser.add_argument(
+        "--target", type=model_source, default="", help="directory or hub id of the target; the embedded one if not given"
+    )
+    parser.add_argument("--init", type=model_source, help="a draft to begin with (default: copies of the target's upper layers)")
+    parser.add_argument("--layers", type=whole(1), default=3, help="of the draft")
+    parser.add_argument(
+        "--taps", type=whole(0), nargs="+", help="target layers that the draft sees (default: all that were stored)"
+    )
+    parser.add_argument("--mask-token", type=whole(0), default=7, help="token id of the mask: one that is never produced in chat")
+    parser.add_argument("--block-size", type=whole(2), default=16, help="largest, written into the config")
+    parser.add_argument("--steps", type=whole(1), default=default.steps)
+    parser.add_argument("--conversations", type=whole(1), default=default.conversations, help="in a step")
+    parser.add_argument(
+        "--block-tokens", type=whole(2), default=default.block_tokens, help="anchors × block size in a conversation"
+    )
+    parser.add_argument("--learning-rate", type=number(1e-9), default=default.learning_rate)
+    parser.add_argument("--weight-decay", type=number(0), default=default.weight_decay)
+    parser.add_argument(
+        "--averaging", type=number(0, 0.99999), default=default.averaging, help="share of the past that the average keeps"
+    )
+    parser.add_argument(
+        "--decay", type=number(1e-3), default=default.decay, help="loss weight of position k: exp(−(k − 1)/decay)"
+    )
+    parser.add_argument("--mix", type=number(0), nargs=3, default=mix, metavar=("TOKENS", "DISTILLATION", "OVERLAP"))
     parser.add_argument(
         "--block-sizes",
         type=int,
@@ -68,24 +84,29 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--temperatures",
-        type=float,
+        type=number(0),
         nargs=2,
         default=default.temperatures,
         metavar=("LOWEST", "HIGHEST"),
         help="of the conversations that are trained on",
     )
-    parser.add_argument("--words", type=int, default=default.words, help="most frequent tokens, in every step's loss")
+    parser.add_argument("--words", type=whole(1), default=default.words, help="most frequent tokens, in every step's loss")
     parser.add_argument(
-        "--draft-words", type=int, default=default.draft_words, help="most frequent tokens that the finished draft says; 0: all"
+        "--draft-words",
+        type=whole(0),
+        default=default.draft_words,
+        help="most frequent tokens that the finished draft says; 0: all",
     )
-    parser.add_argument("--full-head", type=float, default=default.full_head, help="share of steps with the whole vocabulary")
     parser.add_argument(
-        "--held-out-one-in", type=int, default=default.held_out_one_in, help="of so many prompts, one is kept back"
+        "--full-head", type=number(0, 1), default=default.full_head, help="share of steps with the whole vocabulary"
     )
-    parser.add_argument("--evaluate-every", type=int, default=500, help="steps")
-    parser.add_argument("--save-every", type=float, default=300, help="seconds")
+    parser.add_argument(
+        "--held-out-one-in", type=whole(2), default=default.held_out_one_in, help="of so many prompts, one is kept back"
+    )
+    parser.add_argument("--evaluate-every", type=whole(1), default=500, help="steps")
+    parser.add_argument("--save-every", type=number(0), default=300, help="seconds")
     parser.add_argument("--seed", type=int, default=default.seed)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--float32", dest="autocast", action="store_false", help="no bfloat16 arithmetic")
     return parser.parse_args(arguments)
 
@@ -97,6 +118,10 @@ def make_trainer(options: argparse.Namespace) -> Trainer:
     target = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     if options.init:
         draft = DFlashDraftModel.from_pretrained(options.init, dtype=torch.float32)
+        size = target.config.get_text_config().hidden_size
+        require(
+            draft.config.hidden_size == size, f"{options.init} is of hidden size {draft.config.hidden_size}, the target of {size}"
+        )
     else:
         draft = new_draft(
             target,
@@ -106,6 +131,8 @@ def make_trainer(options: argparse.Namespace) -> Trainer:
             block_size=options.block_size,
             mask_token_id=options.mask_token,
         )
+    embedding, head = target.get_input_embeddings().weight.detach(), target.get_output_embeddings().weight.detach()
+    require(options.mask_token < len(embedding), f"the mask token must be below {len(embedding):,}, not {options.mask_token}")
     draft.config.block_size = options.block_size
     training_options = TrainingOptions(
         steps=options.steps,
@@ -125,7 +152,6 @@ def make_trainer(options: argparse.Namespace) -> Trainer:
         block_sizes=tuple(options.block_sizes),
         temperatures=tuple(options.temperatures),
     )
-    embedding, head = target.get_input_embeddings().weight.detach(), target.get_output_embeddings().weight.detach()
     return Trainer(draft, embedding, head, shards, training_options, options.device)
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..blocks import require
 from ..draft_model import DFlashDraftModel
+from .batches import Batch, make_batch
 from .data import Shards, seed_of
 from .loss import ROWS_AT_ONCE, GuessLoss, LossMix
 from .parallel import block_hidden
@@ -58,55 +59,10 @@ class TrainingOptions:
         require(bool(self.block_sizes) and min(self.block_sizes) >= 2, "block sizes must be at least 2: an anchor and a guess")
         largest = max(self.block_sizes)
         require(self.block_tokens >= largest, f"block_tokens must be at least {largest}: one block")
+        require(self.temperatures[0] <= self.temperatures[1], "temperatures must be the lowest and the highest, in this order")
+        require(self.mix != LossMix(0, 0, 0), "the mix of the loss is 0 throughout: there is nothing to learn from")
         require(self.decay > 0, f"decay must be above 0, not {self.decay}")
         seed_of(self.seed, self.steps)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """C conversations with A anchors each, and block size B.
-
-    features: (C, L, k·D). anchors, anchor_ids: (C, A), positions and tokens of the anchors.
-    labels: (C, A, B − 1), the tokens that follow, and target_hidden (C, A, B − 1, D), the target's final states that predict
-    them. known: (C, A, B − 1), False past the end of the conversation.
-    """
-
-    features: Tensor
-    anchors: Tensor
-    anchor_ids: Tensor
-    labels: Tensor
-    target_hidden: Tensor
-    known: Tensor
-
-
-def make_batch(
-    shards: Shards, indices: Sequence[int], taps: Sequence[int], block_size: int, n_anchors: int, generator: torch.Generator
-) -> Batch:
-    """Blocks at random anchors: from the first token of a response to the last but one of the conversation."""
-    chosen = [shards.taps.index(tap) for tap in taps]
-    conversations = [shards[i] for i in indices]
-    lengths = torch.tensor([len(c.token_ids) for c in conversations])
-    longest, size = int(lengths.max()), conversations[0].states.shape[-1]
-    ids = torch.zeros(len(indices), longest + block_size, dtype=torch.long)
-    features = torch.zeros(len(indices), longest, len(taps), size, dtype=torch.bfloat16)
-    final = torch.zeros(len(indices), longest + block_size, size, dtype=torch.bfloat16)
-    anchors = torch.empty(len(indices), n_anchors, dtype=torch.long)
-    for i, c in enumerate(conversations):
-        length = len(c.token_ids)
-        ids[i, :length] = c.token_ids
-        features[i, :length] = c.states[:, chosen]
-        final[i, :length] = c.states[:, -1]
-        anchors[i] = c.prompt_length + (torch.rand(n_anchors, generator=generator) * (length - 1 - c.prompt_length)).long()
-    guessed = anchors[..., None] + torch.arange(1, block_size)  # (C, A, B − 1)
-    row = torch.arange(len(indices))[:, None, None]
-    return Batch(
-        features.flatten(2),
-        anchors,
-        ids.gather(1, anchors),
-        ids[row, guessed],
-        final[row, guessed - 1],
-        guessed < lengths[:, None, None],
-    )
 
 
 class Trainer:
@@ -141,7 +97,10 @@ class Trainer:
         lowest, highest = options.temperatures
         self.training = [i for i in usable if not held_out[i] and lowest <= shards.temperature(i) <= highest]
         self.held_out = [i for i in usable if held_out[i]]
-        require(bool(self.training and self.held_out), "there is too little data: some hundred conversations are needed")
+        require(
+            bool(self.training and self.held_out),
+            f"there is too little data: some hundred conversations are needed, of temperatures {lowest:g} to {highest:g}",
+        )
         self.chances = torch.tensor([float(shards.response_length(i)) for i in self.training])
         counts = shards.token_counts(len(self.embedding))
         by_count = counts.argsort(descending=True, stable=True)  # ties by id: tokenizers number frequent words first
@@ -270,6 +229,7 @@ class Trainer:
             "average": self.average,
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
+            "options": asdict(self.options),
         }
         atomically(directory / "state.pt", lambda path: torch.save(state, path))
         config = copy.deepcopy(self.draft.config)
@@ -294,8 +254,8 @@ class Trainer:
         largest = max(float((some.float() @ fc.T).abs().max()) for some in batch.features)
         return 2.0 ** max(0, math.ceil(math.log2(max(largest, 1.0) / HALF_ROOM)))
 
-    def resume(self, directory: Path) -> None:
-        """Goes on from a saved state. Raises ValueError if it is of another draft."""
+    def resume(self, directory: Path) -> list[str]:
+        """Goes on from a saved state; returns the options that it had otherwise. Raises ValueError if it is of another draft."""
         state = torch.load(directory / "state.pt", map_location=self.device, weights_only=True)
         shapes = {name: value.shape for name, value in state["draft"].items()}
         require(
@@ -306,6 +266,10 @@ class Trainer:
         self.average = state["average"]
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
+        now = asdict(self.options)
+        return [
+            f"{name} = {value}, now {now[name]}" for name, value in state.get("options", {}).items() if value != now.get(name)
+        ]
 
     def _generator(self, step: int) -> torch.Generator:
         return torch.Generator().manual_seed(seed_of(self.options.seed, step))
