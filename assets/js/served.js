@@ -18,9 +18,9 @@ export function loadPlotly(url) {
 }
 
 async function fetchPlotly(url) {
-  // Where Gradio's <base href="./"> stands, Plotly names its clipping shapes by the page's whole address; what they clip would be
+  // Where Gradio has its base element, Plotly names its clipping shapes by the page's whole address; what they clip would be
   // gone as soon as a control changes that. Without it every link means the same.
-  document.querySelector('base[href="./"]')?.remove();
+  document.querySelector("base[href='./']")?.remove();
   const answer = await fetch(url);
   if (!answer.ok) throw new Error(`${url}: ${answer.status}`);
   const module = { exports: {} };
