@@ -59,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     raise SystemExit(f"evaluate: {error}") from error
                 cell = {"temperature": temperature, "rule": shown_rule(temperature, rule), "block_size": block_size}
                 text = json.dumps({**cell, "tokens": options.tokens, **summarise(runs, block_size)})
-                options.out.mkdir(parents=True, exist_ok=True)
                 write(options.out / name, text)
                 tqdm.write(f"{name}: {text[:160]}")
     found = [json.loads(path.read_text()) for path in sorted(options.out.glob("cell-*.json"))]
@@ -103,6 +102,8 @@ def read_prompts(path: Path) -> dict[str, list[str]]:
 
 
 def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+
     def put(partial: Path) -> None:
         partial.write_text(text, encoding="utf-8")
 
