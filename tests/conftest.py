@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import threading
@@ -31,9 +30,8 @@ VOCAB = 97
 MASK = 3
 
 
-@functools.cache
 def tiny_target(kind: str, seed: int = 0) -> PreTrainedModel:
-    """A random Llama or Qwen3 of about 30,000 parameters in float32."""
+    """A random Llama or Qwen3 of about 30,000 parameters in float32; a new one each time: a `Decoder` takes its model apart."""
     torch.manual_seed(seed)
     shape: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -103,7 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("browser"))
 
 
-@pytest.fixture(scope="session", params=["llama", "qwen3"])
+@pytest.fixture(params=["llama", "qwen3"])
 def target(request: pytest.FixtureRequest) -> PreTrainedModel:
     return tiny_target(request.param)
 

@@ -48,9 +48,8 @@ def test_logits_and_features_are_those_of_the_library(target: PreTrainedModel, n
 @torch.inference_mode()
 def test_a_long_prompt_goes_through_in_chunks_and_the_cache_grows(target: PreTrainedModel) -> None:
     ids = tokens(PREFILL_CHUNK + 300)
-    model = copy.deepcopy(target)
-    model.config.max_position_embeddings = 4096
-    library, own = TransformersTarget(model), fast(model)
+    target.config.max_position_embeddings = 4096
+    library, own = TransformersTarget(target), fast(target)
     expected = library.forward(ids, library.new_cache(), taps=TAPS, last_only=True)
     found = own.forward(ids, own.new_cache(), taps=TAPS, last_only=True)
     assert found[0].shape == (1, 1, VOCAB)
@@ -78,7 +77,7 @@ def test_bfloat16_is_as_close_to_float32_as_the_library_s(target: PreTrainedMode
 @torch.inference_mode()
 def test_rows_at_different_positions_do_not_see_each_other(target: PreTrainedModel) -> None:
     """A ragged batch gives each row what it gets alone, whatever lies in the other rows and behind its own end."""
-    decoder = Decoder(copy.deepcopy(target))
+    decoder = Decoder(target)
     prompts = [tokens(n, seed=n) for n in (3, 17, 9)]
     alone = [decoder.new_cache(1) for _ in prompts]
     for prompt, one in zip(prompts, alone, strict=True):
@@ -121,7 +120,7 @@ def test_a_run_is_the_same_on_both_paths(target: PreTrainedModel, rule: str) -> 
 
 
 def test_what_has_no_fast_path_is_refused() -> None:
-    model = copy.deepcopy(tiny_target("qwen3"))
+    model = tiny_target("qwen3")
     assert supports(model)
     model.config.layer_types = ["full_attention", "sliding_attention"] * 2
     assert not supports(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import itertools
@@ -33,7 +32,7 @@ LAWS = list(itertools.product(("match", "greedy-match", "speculative"), (0.0, 0.
 
 @functools.cache
 def decoder_target(kind: str) -> DecoderTarget:
-    return DecoderTarget(copy.deepcopy(tiny_target(kind)))
+    return DecoderTarget(tiny_target(kind))
 
 
 def toy_pair() -> tuple[ToyDraft, ToyTarget]:

@@ -154,11 +154,10 @@ def test_replays_follow_inputs_positions_and_roll_backs(target: PreTrainedModel)
 
 def test_a_run_outgrows_its_room(target: PreTrainedModel) -> None:
     """The lent cache moves when it grows: recordings over the old one are not used again."""
-    model = copy.deepcopy(target)
-    model.config.max_position_embeddings = 4096
-    draft, own, recorder = graphed(model)
+    target.config.max_position_embeddings = 4096
+    draft, own, recorder = graphed(target)
     options: dict[str, Any] = {"max_new_tokens": 9, "block_size": 4, "rule": "match", "seed": 1, "temperature": 0.5}
-    plain = DecoderTarget(copy.deepcopy(model))
+    plain = DecoderTarget(target)
     for n_prompt, n_recordings in ((505, 4), (1020, 8), (505, 12)):
         prompt = tokens(n_prompt, seed=n_recordings)  # another one each time: what an old cache holds must not help
         expected = dflash_generate(tiny_draft(), plain, prompt, **options)

@@ -102,7 +102,7 @@ def test_rows_say_what_plain_decoding_says(target: PreTrainedModel) -> None:
 
 def test_temperatures_are_those_asked_for(target: PreTrainedModel) -> None:
     """Two answers to one prompt differ above temperature 0, and one seed gives one text."""
-    decoder = Decoder(copy.deepcopy(target))
+    decoder = Decoder(target)
     requests = [Request([1, 2, 3], (0.0, 1.0, 1.0), 12)]
 
     def answers(seed: int) -> list[tuple[float, list[int]]]:
