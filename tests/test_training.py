@@ -266,10 +266,13 @@ def test_a_block_sees_what_lies_before_its_anchor_and_itself(kind: str) -> None:
 
 
 def test_the_mask_counts_what_is_visible() -> None:
-    mask = visible(torch.tensor([[2, 5]]), 6, 3)
-    assert mask.shape == (1, 6, 12)
-    assert mask[0, :, :6].sum(1).tolist() == [2, 2, 2, 5, 5, 5]
-    assert mask[0, :, 6:].int().tolist() == [[1, 1, 1, 0, 0, 0]] * 3 + [[0, 0, 0, 1, 1, 1]] * 3
+    anchors = torch.tensor([[2, 5]])
+    to_context, to_block = visible(anchors, 6, 3)
+    assert to_context[0].int().tolist() == [[1, 1, 0, 0, 0, 0]] * 3 + [[1, 1, 1, 1, 1, 0]] * 3
+    assert to_block.int().tolist() == [[1, 1, 1]] * 3
+    to_context, to_block = visible(anchors, 6, 3, is_causal=True, window=2)
+    assert to_context.sum(-1).tolist() == [[1, 0, 0, 1, 0, 0]]  # the nearest one, at the anchor alone
+    assert to_block.int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
 
 
 @pytest.mark.parametrize("mix", [LossMix(1, 0, 0), LossMix(0, 1, 0), LossMix(0, 0, 1), LossMix(0.2, 0.5, 0.7)])

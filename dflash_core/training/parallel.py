@@ -30,37 +30,33 @@ def block_hidden(draft: DFlashDraftModel, features: Tensor, blocks: Tensor, anch
     rotary = draft.rotary_emb(blocks, torch.cat([context_positions, positions], dim=1))
     hidden = blocks.flatten(1, 2)
     layers: Any = draft.layers
-    masks: dict[tuple[bool, int | None], Tensor] = {}
+    biases: dict[tuple[bool, int | None], list[Tensor]] = {}
     for layer in layers:
         kind = layer.self_attn.is_causal, layer.self_attn.window
-        if kind not in masks:
-            masks[kind] = visible(anchors, length, size, *kind)
-        hidden = hidden + _attend(layer.self_attn, _norm(layer.input_layernorm, hidden), context, rotary, masks[kind])
+        if kind not in biases:
+            biases[kind] = [_bias(mask, context.dtype) for mask in visible(anchors, length, size, *kind)]
+        hidden = hidden + _attend(layer.self_attn, _norm(layer.input_layernorm, hidden), context, rotary, *biases[kind])
         hidden = hidden + layer.mlp(_norm(layer.post_attention_layernorm, hidden))
     return _norm(draft.norm, hidden).view_as(blocks)
 
 
-def visible(anchors: Tensor, length: int, size: int, is_causal: bool = False, window: int | None = None) -> Tensor:
-    """Which of [L context positions | A · B block positions] each block position sees: (C, A · B, L + A · B) of bool."""
-    device = anchors.device
-    n = anchors.shape[1]
-    queries = anchors[..., None] + torch.arange(size, device=device)  # (C, A, B)
-    context = torch.arange(length, device=device)
-    to_context = (context < anchors[..., None]).repeat_interleave(size, dim=1)  # (C, A · B, L)
-    block = torch.arange(n, device=device).repeat_interleave(size)
-    inside = torch.arange(size, device=device).repeat(n)
-    to_blocks = block[:, None] == block  # (A · B, A · B)
+def visible(anchors: Tensor, length: int, size: int, is_causal: bool = False, window: int | None = None) -> tuple[Tensor, Tensor]:
+    """Which context positions each block position sees, (C, A · B, L), and which of its own block, (B, B), as bool."""
+    context, inside = torch.arange(length, device=anchors.device), torch.arange(size, device=anchors.device)
+    to_context = (context < anchors[..., None]).repeat_interleave(size, dim=1)
     gap = inside[:, None] - inside  # > 0: the key lies before the query
-    if is_causal:
-        to_blocks = to_blocks & (gap >= 0)
+    to_block = gap >= 0 if is_causal else torch.ones_like(gap, dtype=torch.bool)
     if window is not None:
-        to_context = to_context & (queries.flatten(1)[..., None] - context < window)
-        to_blocks = to_blocks & (gap.abs() < window)
-    return torch.cat([to_context, to_blocks.expand(len(anchors), -1, -1)], dim=2)
+        queries = (anchors[..., None] + inside).flatten(1)
+        to_context = to_context & (queries[..., None] - context < window)
+        to_block = to_block & (gap.abs() < window)
+    return to_context, to_block
 
 
-def _attend(attention: DraftAttention, blocks: Tensor, context: Tensor, rotary: Rotary, mask: Tensor) -> Tensor:
-    """blocks: (C, A · B, D). context: (C, L, D). rotary: of [context | blocks]. Returns (C, A · B, D)."""
+def _attend(
+    attention: DraftAttention, blocks: Tensor, context: Tensor, rotary: Rotary, context_bias: Tensor, own_bias: Tensor
+) -> Tensor:
+    """(C, A · B, D) from blocks (C, A · B, D), context (C, L, D), rotary of [context | blocks] and biases of `visible`."""
 
     def heads(rows: Tensor) -> Tensor:
         """(C, rows, heads · head_dim) → (C, heads, rows, head_dim)"""
@@ -70,17 +66,33 @@ def _attend(attention: DraftAttention, blocks: Tensor, context: Tensor, rotary: 
         cos, sin = (part[:, None, -rows.shape[2] :].to(rows.dtype) for part in rotary)
         return rows * cos + rotate_half(rows) * sin
 
+    length, n_queries, size = context.shape[1], blocks.shape[1], len(own_bias)
     rows = torch.cat([context, blocks], dim=1)
     query = rotated(_norm(attention.q_norm, heads(attention.q_proj(blocks)))) * attention.head_dim**-0.5
     key = rotated(_norm(attention.k_norm, heads(attention.k_proj(rows))))
     value = heads(attention.v_proj(rows))
-    # Written out: its backward pass is twice as fast on the CPU as that of torch's fused attention with a mask.
-    groups, n_queries = query.shape[1] // key.shape[1], query.shape[2]
-    scores = query.unflatten(1, (-1, groups)).flatten(2, 3) @ key.transpose(2, 3)  # heads that share keys, as one matrix
-    bias = torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-    weights = (scores.unflatten(2, (groups, n_queries)) + bias[:, None, None]).softmax(-1)
-    attended = (weights.flatten(2, 3) @ value).unflatten(2, (groups, n_queries)).flatten(1, 2)
-    return attention.o_proj(attended.transpose(1, 2).flatten(2))
+    # Written out: its backward pass is twice as fast on the CPU as that of torch's fused attention with a mask. K heads of keys
+    # with G query heads each; all of a context at once, a block's own positions block by block.
+    query = query.unflatten(1, (key.shape[1], -1))  # (C, K, G, A · B, d)
+    parts = length, n_queries
+    (key, own_key), (value, own_value) = key.split(parts, dim=2), value.split(parts, dim=2)
+    own_key, own_value = (_regrouped(each[:, :, None], size) for each in (own_key, own_value))  # (C, K, A, B, d)
+    to_context = (query.flatten(2, 3) @ key.transpose(2, 3)).view(*query.shape[:-1], length) + context_bias[:, None, None]
+    to_own = _regrouped(_regrouped(query, size) @ own_key.transpose(3, 4), size) + own_bias.repeat(n_queries // size, 1)
+    weights = torch.cat([to_context, to_own], dim=-1).softmax(-1)  # (C, K, G, A · B, L + B)
+    of_context, of_own = weights.split((length, size), dim=-1)
+    attended = (of_context.flatten(2, 3) @ value).view_as(query) + _regrouped(_regrouped(of_own, size) @ own_value, size)
+    return attention.o_proj(attended.flatten(1, 2).transpose(1, 2).flatten(2))
+
+
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores: 0 where the mask is True, else −∞."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+
+
+def _regrouped(rows: Tensor, size: int) -> Tensor:
+    """(C, K, X, Y · B, d) → (C, K, Y, X · B, d): from head by head to block by block, and back."""
+    return rows.unflatten(3, (-1, size)).transpose(2, 3).flatten(3, 4)
 
 
 class _RmsNorm(torch.autograd.Function):
