@@ -328,7 +328,12 @@ def test_a_stopped_run_ends_as_if_it_had_not_been_stopped(target_path: Path, dat
     state = torch.load(tmp_path / "parts" / "state.pt", weights_only=True)
     assert state["step"] == 8
     lines = [json.loads(line) for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [4, 8]
+    assert [line["step"] for line in lines] == [0, 4, 8]
+    for figures in (line[side] for line in lines for side in ("held_out", "training")):
+        for name in ("agreement", "overlap"):
+            value, low, high = figures[f"{name}_at_1"]
+            assert value == pytest.approx(figures[name][0])
+            assert low is None or low < value < high
     assert all(0 <= value <= 1 for value in lines[0]["held_out"]["agreement"] + lines[0]["held_out"]["overlap"])
     with pytest.raises(SystemExit, match="a draft of another shape"):
         train.main(train_options(target_path, data, tmp_path / "parts", "--layers", "1"))

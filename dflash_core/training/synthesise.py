@@ -85,7 +85,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--tokens", type=whole(1), default=1_000_000, help="response tokens to make in all")
     parser.add_argument("--taps", type=whole(0), nargs="+", help="target layers to store (default: five over the depth)")
-    parser.add_argument("--rows", type=whole(1), default=64, help="conversations decoded at once")
+    parser.add_argument("--rows", type=whole(1), default=128, help="conversations decoded at once")
     parser.add_argument("--prompts", type=whole(1), default=160, help="prompts in a shard")
     parser.add_argument("--responses", type=whole(1), default=3, help="responses to a prompt, at different temperatures")
     parser.add_argument("--max-new-tokens", type=whole(1), default=256, help="cap on a response")

@@ -162,6 +162,8 @@ def run(trainer: Trainer, options: argparse.Namespace) -> None:
         ThreadPoolExecutor(1) as pool,
         tqdm(total=options.steps, initial=trainer.step, unit="step", smoothing=0.02, dynamic_ncols=True) as bar,
     ):
+        if trainer.step == 0:  # what it knows before: its distance between the two sides is that of their texts
+            tqdm.write(report(trainer, options.out / "log.jsonl", None))
         ahead = pool.submit(trainer.batch, trainer.step)
         while trainer.step < options.steps:
             batch = ahead.result()
@@ -177,19 +179,24 @@ def run(trainer: Trainer, options: argparse.Namespace) -> None:
                 saved = time.monotonic()
 
 
-def report(trainer: Trainer, log: Path, recent_loss: float) -> str:
+def report(trainer: Trainer, log: Path, recent_loss: float | None) -> str:
     """One line of the log: the figures on held-out conversations, and on some that were trained on. Returns it in words."""
     held_out = trainer.evaluate(trainer.held_out[:192])
-    seen = trainer.evaluate(trainer.training[:: max(1, len(trainer.training) // 96)][:96])
+    seen = trainer.evaluate(trainer.training[:: max(1, len(trainer.training) // 192)][:192])
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
         line = {"step": trainer.step, "training_loss": recent_loss, "held_out": held_out, "training": seen}
         file.write(json.dumps(line) + "\n")
     taus = ", ".join(f"{name} {value:.2f}" for name, value in held_out.items() if name.startswith("tau"))
     return (
-        f"step {trainer.step}: {taus}; position 1: agreement {held_out['agreement'][0]:.3f} "
-        f"(training {seen['agreement'][0]:.3f}), overlap {held_out['overlap'][0]:.3f}"
+        f"step {trainer.step}: {taus}; position 1: agreement {shown(held_out['agreement_at_1'])}, "
+        f"training {shown(seen['agreement_at_1'])}; overlap {shown(held_out['overlap_at_1'])}"
     )
+
+
+def shown(estimate: tuple[float, float | None, float | None]) -> str:
+    value, low, high = estimate
+    return f"{value:.3f}" if low is None else f"{value:.3f} ({low:.3f} – {high:.3f})"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..blocks import require
 from ..draft_model import DFlashDraftModel
+from ..intervals import cluster_interval, ratio
 from .batches import Batch, make_batch
 from .data import Shards, seed_of
 from .loss import ROWS_AT_ONCE, GuessLoss, LossMix
@@ -176,14 +177,16 @@ class Trainer:
         """Figures of the averaged draft on some conversations, with anchors that are always the same.
 
         loss (−log q of the text's token), agreement (same most likely token) and overlap (Σ min(p, q), temperature 1): lists by
-        position. tau_greedy: 1 + accepted tokens on the conversations of temperature 0. tau_speculative: 1 + Σₖ mean of
-        Πⱼ≤ₖ min(1, q/p) of the text's own tokens on those of temperature 1, the expectation under `speculative` for text drawn
-        from p. Both are of random anchors: in decoding an anchor often stands where a guess has just failed, and τ is lower.
+        position. agreement_at_1, overlap_at_1: with their 95 % intervals over prompts, (value, low, high). tau_greedy: 1 +
+        accepted tokens on the conversations of temperature 0. tau_speculative: 1 + Σₖ mean of Πⱼ≤ₖ min(1, q/p) of the text's own
+        tokens on those of temperature 1, the expectation under `speculative` for text drawn from p. Both are of random anchors:
+        in decoding an anchor often stands where a guess has just failed, and τ is lower.
         """
         training = {name: value.clone() for name, value in self.draft.state_dict().items()}
         self.draft.load_state_dict(self.average)
         self.draft.eval()
         sums = torch.zeros(4, block_size - 1, dtype=torch.float64)  # loss, agreement, overlap, count
+        first: dict[tuple[int, ...], list[Tensor]] = {}  # by prompt: agreement, overlap and count at position 1
         lengths: dict[float, list[Tensor]] = {0.0: [], 1.0: []}
         generator = torch.Generator().manual_seed(1)
         for start in range(0, len(indices), 8):
@@ -194,6 +197,8 @@ class Trainer:
             sums[:3] += figures[:3].sum((1, 2))
             sums[3] += batch.known.sum((0, 1))
             for i, index in enumerate(some):
+                here = [figures[1, i, :, 0].sum(), figures[2, i, :, 0].sum(), batch.known[i, :, 0].sum()]
+                first.setdefault(self.shards.prompts[index], []).append(torch.stack(here))
                 temperature = self.shards[index].temperature
                 if temperature in lengths:
                     kept = figures[1 if temperature == 0 else 3, i]
@@ -203,7 +208,9 @@ class Trainer:
         loss, agreement, overlap = (sums[:3] / sums[3].clamp(min=1)).tolist()
         names = {"tau_greedy": lengths[0.0], "tau_speculative": lengths[1.0]}
         taus = {name: 1 + float(torch.cat(values).mean()) for name, values in names.items() if values}
-        return {**taus, "loss": loss, "agreement": agreement, "overlap": overlap}
+        of_prompts = torch.stack([torch.stack(some).sum(0) for some in first.values()]).double().numpy()
+        at_1 = {f"{name}_at_1": cluster_interval(of_prompts[:, [i, 2]], ratio) for i, name in enumerate(("agreement", "overlap"))}
+        return {**taus, **at_1, "loss": loss, "agreement": agreement, "overlap": overlap}
 
     def _figures(self, batch: Batch) -> Tensor:
         """(4, M): −log q(y), agreement, overlap, and min(1, q(y)/p(y)) of each guess, y being the text's token."""
