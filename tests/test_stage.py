@@ -420,6 +420,51 @@ def test_the_strip_follows_only_a_reader_at_its_end(page: Page) -> None:
     assert page.eval("() => document.activeElement.closest('.stage')") is None
 
 
+def start_own_stage(page: Page) -> None:
+    """A second stage in the open page, `window.own`, that is told of payloads at the very moment a test chooses."""
+    page.eval(
+        """async (boot) => {
+            const url = (end) => performance.getEntriesByType('resource').find((e) => e.name.endsWith(end)).name;
+            const { start } = await import(url('/stage.js'));
+            const element = document.body.appendChild(document.createElement('div'));
+            const props = { value: '' };
+            let fire = null;
+            const watch = (_, callback) => (fire = callback);
+            await start({ element, props, watch, server: {}, boot, urls: { css: '', plotly: url('/plotly.min.js') } });
+            window.own = {
+                tell: (payload) => { props.value = payload; fire(); },
+                strip: () => element.querySelector('.strip'),
+                frames: async (n) => { while (n-- > 0) await new Promise(requestAnimationFrame); },
+                stop: () => element.remove(),
+            };
+        }""",
+        boot(),
+    )
+
+
+def test_the_strip_follows_whatever_comes_between_its_own_scrolling_and_the_news_of_it(page: Page) -> None:
+    """The browser tells of a scroll one frame late: by then there may be more text, or another run."""
+    first, second = ScriptedRun("first", 200), ScriptedRun("second", 120)
+    start_own_stage(page)
+    to_end = page.eval(
+        """async ([begin, more, other]) => {
+            const toEnd = () => own.strip().scrollHeight - own.strip().scrollTop - own.strip().clientHeight;
+            own.tell(begin);
+            await own.frames(1); // the strip has scrolled, the news is to come
+            own.tell(more);
+            await own.frames(4);
+            const grown = toEnd();
+            own.tell(other); // shorter: the browser itself scrolls back
+            own.strip().scrollHeight;
+            await own.frames(4);
+            return [grown, toEnd()];
+        }""",
+        [encode(first.payload(0, 40)), encode(first.payload(38, 200)), encode(second.payload(0, 120))],
+    )
+    page.eval("() => own.stop()")
+    assert max(to_end) < 24, f"pixels to the end: {to_end}"
+
+
 def test_the_trace_is_downloaded(page: Page) -> None:
     run = ScriptedRun("trace-1", 5)
     page.show(run)
@@ -444,30 +489,21 @@ def test_a_phone_needs_no_sideways_scrolling(page: Page) -> None:
 def test_a_block_costs_the_same_in_a_long_text(page: Page) -> None:
     """Script and layout of one more block, after about 100 and about 2,000 tokens: what is there is not laid out again."""
     run = ScriptedRun("cost", 1000)
+    start_own_stage(page)
     page.eval(
-        """async (boot) => {
-            const url = (end) => performance.getEntriesByType('resource').find((e) => e.name.endsWith(end)).name;
-            const { start } = await import(url('/stage.js'));
-            const element = document.body.appendChild(document.createElement('div'));
-            const props = { value: '' };
-            let fire = null;
-            const watch = (_, callback) => (fire = callback);
-            await start({ element, props, watch, server: {}, boot, urls: { css: '', plotly: url('/plotly.min.js') } });
+        """() => {
             window.cost = async (payloads) => {
                 const times = [];
                 for (const payload of payloads) {
                     const begin = performance.now();
-                    props.value = payload;
-                    fire();
-                    element.querySelector('.strip').scrollHeight; // asks for the layout
+                    own.tell(payload);
+                    own.strip().scrollHeight; // asks for the layout
                     times.push(performance.now() - begin);
                     await new Promise(requestAnimationFrame);
                 }
                 return times.sort((a, b) => a - b)[Math.floor(times.length / 2)];
             };
-            window.stop = () => element.remove();
-        }""",
-        boot(),
+        }"""
     )
 
     def cost_after(n_tokens: int, have: int) -> tuple[float, int]:
@@ -478,5 +514,5 @@ def test_a_block_costs_the_same_in_a_long_text(page: Page) -> None:
 
     early, have = cost_after(100, 0)
     late, _ = cost_after(2000, have)
-    page.eval("() => stop()")
+    page.eval("() => own.stop()")
     assert late < 3 * early + 2, f"{early:.2f} ms a block after 100 tokens, {late:.2f} ms after 2,000"

@@ -62,6 +62,7 @@ export class Strip {
     this.chunk = null;
     this.cursor = null; // the one token in the tab order
     this.follow = true;
+    this.end = 0; // the height of the text whose end the strip last scrolled to
     this.output.replaceChildren();
     this.promptText.replaceChildren();
     this.prompt.hidden = true;
@@ -167,7 +168,9 @@ export class Strip {
     if (!this.follow || this.frame) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = null;
-      if (this.follow) this.scroller.scrollTop = this.scroller.scrollHeight;
+      if (!this.follow) return;
+      this.end = this.scroller.scrollHeight;
+      this.scroller.scrollTop = this.end;
     });
   }
 
@@ -175,7 +178,9 @@ export class Strip {
     const strip = this.scroller;
     const tokenOf = (event) => event.target.closest?.(".tok") ?? strip.querySelector(".tok:focus");
     strip.addEventListener("scroll", () => {
-      this.follow = strip.scrollHeight - strip.scrollTop - strip.clientHeight < 24;
+      // News of a scroll comes a frame late: text that came meanwhile is not the reader's turning back.
+      const end = this.follow ? this.end : strip.scrollHeight;
+      this.follow = end - strip.scrollTop - strip.clientHeight < 24;
       if (this.inspected) this.inspect(this.inspected); // the card goes with its token
     }, { passive: true });
     strip.addEventListener("pointerover", (event) => this.pinned || this.inspect(tokenOf(event)));
