@@ -33,17 +33,21 @@ def test_survival_is_that_of_all_continuations() -> None:
     p = law(context[None])[0]  # of the first token
     after = law(torch.cat([context.expand(VOCAB, -1), torch.arange(VOCAB)[:, None]], dim=1))  # of the second, after each first
     q = p @ after
+    drafted = (law(torch.tensor([[2, 4], [6, 8]])) + torch.stack([p, q])) / 2  # of some draft, at the two positions
+    survived = torch.minimum(p, drafted[0]) @ torch.minimum(after, drafted[1]).sum(-1)
     exact = torch.tensor(
         [
             [1.0, p @ torch.minimum(after, q).sum(-1)],
             [p @ p, p**2 @ (after * q).sum(-1)],
             [p.max(), p.max() * after[p.argmax(), q.argmax()]],
+            [torch.minimum(p, drafted[0]).sum(), survived],
         ]
     )
-    assert 0.05 < exact[0, 1] < 0.95  # else it would show nothing
+    for share in (exact[0, 1], exact[3, 0], exact[3, 1] / exact[3, 0]):
+        assert 0.05 < share < 0.95  # else it would show nothing
 
     options = argparse.Namespace(block_size=3, paths=PATHS)
     decoder = Decoder(tiny_target("qwen3").eval())
-    found = benchmark.survival(decoder, context, temperature, (VOCAB,), options, torch.Generator().manual_seed(0))
+    found = benchmark.survival(decoder, context, drafted, temperature, (VOCAB,), options, torch.Generator().manual_seed(0))
     # A mean of values in 0 … 1: 0.02 is more than five standard errors; a false alarm in under one in a million.
     assert found.tolist() == [pytest.approx(row, abs=0.02) for row in exact.tolist()]
