@@ -82,7 +82,7 @@ def main() -> None:
 def shown(values: Any) -> str:
     """Mean and interval of one value a prompt."""
     mean, low, high = cluster_interval(np.stack([values, np.ones_like(values)], axis=1), ratio)
-    return f"{mean:.2f}" + ("" if low is None else f" ({low:.2f} – {high:.2f})")
+    return f"{mean:.2f}" + ("" if low is None else f" ({max(low, 0):.2f} – {high:.2f})")
 
 
 def draft_probabilities(pair: Pair, context: Tensor, temperature: float, block_size: int) -> Tensor:
