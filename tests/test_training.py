@@ -420,11 +420,20 @@ def test_training_learns_and_the_draft_serves(target_path: Path, data: Path, tmp
     name = evaluate.cell_name(1.0, "match", 2)
     (tmp_path / "evaluation" / name).unlink()
     kept = tmp_path / "evaluation" / evaluate.cell_name(1.0, "match", 8)
-    kept.write_text(kept.read_text().replace('"tokens": 16', '"tokens": 17'))
+    kept.write_text(kept.read_text().replace('"repeated_share": 0', '"repeated_share": 9'))
     evaluate.main([*arguments, *grid, "--out", str(tmp_path / "evaluation")])
     again = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
-    assert [c["tokens"] for c in again] == [16, 16, 16, 17, 16, 16]
+    assert [c["repeated_share"] >= 9 for c in again] == [False, False, False, True, False, False]
     assert "| 1 | speculative | " in (tmp_path / "evaluation" / "evaluation.md").read_text()
+    # What is there is not taken for that of other options, nor for that of a draft that has changed in its place.
+    with pytest.raises(SystemExit, match=r"of another measurement \(it differs in tokens, first_seed\): choose another"):
+        evaluate.main([*arguments, "--tokens", "17", "--first-seed", "5", "--out", str(tmp_path / "evaluation")])
+    train.main(train_options(target_path, data, tmp_path, "--steps", "151", "--learning-rate", "5e-3", "--evaluate-every", "25"))
+    with pytest.raises(SystemExit, match=r"it differs in draft\)"):
+        evaluate.main([*arguments, *grid, "--out", str(tmp_path / "evaluation")])
+    five = ["--first-seed", "5", "--temperatures", "1", "--rules", "speculative", "--block-sizes", "8"]
+    evaluate.main([*arguments, *five, "--out", str(tmp_path / "other")])
+    assert json.loads((tmp_path / "other" / "evaluation.json").read_text())[0]["first_seed"] == 5
 
 
 def test_a_saved_draft_fits_float16_and_says_frequent_words(target_path: Path, data: Path, tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """Measures a draft on held-out prompts: `python -m dflash_core.training.evaluate --out DIRECTORY`.
 
 Runs the page's loop in float32, many prompts at a time, over temperatures × rules × block sizes, and writes one file for each
-such cell; a run that was stopped goes on with the cells that are missing. At the end `evaluation.json` and `evaluation.md`
-hold all cells of the directory: τ with its 95 % interval (bootstrap over prompts), acceptance by position, repeated text.
+such cell; a run that was stopped goes on with the cells that are missing, and a directory takes cells of one draft and one set
+of options only. At the end `evaluation.json` and `evaluation.md` hold all cells of the directory: τ with its 95 % interval
+(bootstrap over prompts), acceptance by position, repeated text.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -44,6 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if temperature >= GREEDY_BELOW or rule == options.rules[0]
     ][options.part[0] :: options.part[1]]
     names = [cell_name(*cell) for cell in cells]
+    about = what_is_measured(options)
+    for path in options.out.glob("cell-*.json"):
+        changed = [key for key, value in about.items() if json.loads(path.read_text()).get(key) != value]
+        if changed:
+            differs = f"{path.name} of another measurement (it differs in {', '.join(changed)})"
+            raise SystemExit(f"evaluate: {options.out} holds {differs}: choose another directory")
     todo = [(cell, name) for cell, name in zip(cells, names, strict=True) if not (options.out / name).exists()]
     if todo:
         try:
@@ -54,11 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with tqdm(total=len(todo) * n_prompts, unit="run") as bar:
             for (temperature, rule, block_size), name in todo:
                 try:
-                    runs = measure(pair, prompts, temperature, rule, block_size, options.tokens, options.raw, bar)
+                    runs = measure(
+                        pair, prompts, temperature, rule, block_size, options.tokens, options.raw, bar, options.first_seed
+                    )
                 except ValueError as error:
                     raise SystemExit(f"evaluate: {error}") from error
                 cell = {"temperature": temperature, "rule": shown_rule(temperature, rule), "block_size": block_size}
-                text = json.dumps({**cell, "tokens": options.tokens, **summarise(runs, block_size)})
+                text = json.dumps({**cell, **about, **summarise(runs, block_size)})
                 write(options.out / name, text)
                 tqdm.write(f"{name}: {text[:160]}")
     found = [json.loads(path.read_text()) for path in sorted(options.out.glob("cell-*.json"))]
@@ -83,9 +93,25 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rules", nargs="+", choices=list(RULES), default=lossless)
     parser.add_argument("--block-sizes", type=whole(1), nargs="+", default=[4, 8, 16])
     parser.add_argument("--tokens", type=whole(1), default=64, help="cap on a run")
+    parser.add_argument("--first-seed", type=whole(0), default=0, help="of the first prompt; the next has the next one")
     parser.add_argument("--device", type=device, default="cpu")
     add_part(parser, "cell")
     return parser.parse_args(arguments)
+
+
+def what_is_measured(options: argparse.Namespace) -> dict[str, Any]:
+    """What all cells of a directory have in common. Files go by what they hold: a draft in training changes in its place."""
+    weights = sorted(Path(options.draft).glob("*.safetensors")) or [Path(options.draft)]
+    held = [file_hash(path) if path.is_file() else str(path) for path in (*weights, options.prompts)]
+    target = options.target or "embedded"
+    return {
+        "target": target, "draft": held[:-1], "prompts": held[-1],
+        "tokens": options.tokens, "raw": options.raw, "first_seed": options.first_seed,
+    }  # fmt: skip
+
+
+def file_hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def read_prompts(path: Path) -> dict[str, list[str]]:
@@ -119,9 +145,17 @@ def cell_name(temperature: float, rule: str, block_size: int) -> str:
 
 
 def measure(
-    pair: Pair, prompts: dict[str, list[str]], temperature: float, rule: str, block_size: int, tokens: int, raw: bool, bar: Any
+    pair: Pair,
+    prompts: dict[str, list[str]],
+    temperature: float,
+    rule: str,
+    block_size: int,
+    tokens: int,
+    raw: bool,
+    bar: Any,
+    first_seed: int = 0,
 ) -> list[tuple[str, Sequence[Block]]]:
-    """One run for each prompt, with the prompt's kind; many at a time. The seed is the prompt's number."""
+    """One run for each prompt, with the prompt's kind; many at a time. The seed is `first_seed` and the prompt's number."""
     texts = [(kind, prompt) for kind, some in prompts.items() for prompt in some]
     requests = [
         Request(
@@ -131,7 +165,7 @@ def measure(
             tokens,
             tuple(pair.stop_token_ids),
         )
-        for seed, (_, prompt) in enumerate(texts)
+        for seed, (_, prompt) in enumerate(texts, first_seed)
     ]
     runs: list[tuple[str, list[Block]]] = [(kind, []) for kind, _ in texts]
     for index, block in iter_rows(pair.draft, pair.target, requests, rows=ROWS, record=False):
